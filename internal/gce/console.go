@@ -54,8 +54,8 @@ func (p *reader) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]pro
 	return all, cmp.Or(errs...)
 }
 
-// mute returns the names of the VMs of a group that run and have not reported their
-// numbers. If there is none, it returns all VMs that run.
+// mute returns the names of the running VMs of a group that have not reported their
+// numbers. If there is none, it returns all running VMs.
 func (p *reader) mute(ctx context.Context, group string) (silent []string, err error) {
 	managed, err := p.calls.Managed(ctx, group)
 	if err != nil {
@@ -98,12 +98,12 @@ type sign struct {
 	text    *regexp.Regexp
 	meaning string
 	fatal   bool
-	passing bool   // healthy VMs print this text, too, so it counts only at the end of a console
+	passing bool   // healthy VMs print this text too, so it counts only at the end of a console
 	hint    string // {show} stands for the command that prints the console, {network} for the network of the slice
 }
 
-// signs has the known texts, causes before their consequences. If a console has several of
-// them, the first one in this list counts.
+// signs has the known texts, causes before their consequences. Of several texts on a
+// console, the first one in this list counts.
 var signs = []sign{
 	{regexp.MustCompile(`Kernel panic - not syncing`), "its kernel has stopped", true, false,
 		"delete the slices and make them again; if you set --image, try without it"},
@@ -120,10 +120,10 @@ var signs = []sign{
 	{regexp.MustCompile(`\blogin: ?$`), "it has booted and offers a login", false, true, "check the firewall rules on the way to it with: multihost doctor --network={network}"},
 }
 
-// boots matches the first line that a kernel prints.
+// boots matches the first line of a kernel.
 var boots = regexp.MustCompile(`\bLinux version \d`)
 
-// readConsole reads the end of a serial console. Earlier boots do not count.
+// readConsole reads the end of a serial console, without earlier boots.
 func readConsole(text string) provision.Console {
 	var lines, all []string
 	for line := range strings.Lines(text) {
@@ -153,7 +153,7 @@ func readConsole(text string) provision.Console {
 	return c
 }
 
-// escapes matches the sequences that programs use to colour and move text.
+// escapes matches control sequences that colour and move text.
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])`)
 
 // plain returns a line without control characters, cut to consoleWidth characters.

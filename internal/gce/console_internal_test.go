@@ -56,7 +56,7 @@ func TestTheConsoleThatExplainsMost(t *testing.T) {
 	}
 }
 
-// FuzzConsole checks that any text is cleaned, limited and read.
+// Any text is cleaned, limited and read.
 func FuzzConsole(f *testing.F) {
 	f.Add("\x1b[31mKernel panic - not syncing\x1b]0;")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -16,28 +16,26 @@ import (
 )
 
 const (
-	// recreateLimit is how long Create waits until an older resource of the same name is
-	// gone.
+	// recreateLimit limits how long Create waits for the end of an older resource of the
+	// same name.
 	recreateLimit = 30 * time.Minute
-	// After the caller's context has ended, a read finds out whether something was made.
-	// lastReadLimit limits this read.
+	// lastReadLimit limits the read that finds out, after the end of the caller's context,
+	// whether something was made.
 	lastReadLimit = 10 * time.Second
-	// undoLimit limits the deletion of the parts that a refused or interrupted Create has
-	// made.
+	// undoLimit limits the deletion of the parts of a refused or interrupted Create.
 	undoLimit = 30 * time.Second
 )
 
-// Create implements provision.Provider. It makes the policy, the template and the groups,
-// as far as they do not exist yet. So if a call breaks off at any place, the next call
-// continues there. Create waits until Compute Engine has accepted all groups. It does not
-// wait for their VMs.
+// Create implements provision.Provider. It makes the policy, the template and the groups
+// that do not exist yet. So after a break at any place, the next call continues there.
+// Create waits until Compute Engine has accepted all groups. It does not wait for their
+// VMs.
 //
 // If a resource of the name fails or its slices were taken away, the error is a
 // *provision.StateError. If Create is refused or interrupted before a group exists, it
 // deletes what it has made. If a resource of the name is being deleted, Create waits until
 // it is gone. With a read-only client, the error is a *gcp.ReadOnlyError if Create would
-// have to make something. res then has the existing parts of an older request. It is zero
-// if nothing exists.
+// have to make something. res then has the existing parts of an older request, or is zero.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (res provision.Resource, created bool, err error) {
 	if err := check(r, p.at()); err != nil {
 		return provision.Resource{}, false, err
@@ -68,15 +66,15 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (res provisi
 		}
 	}
 	res, err = p.Get(gcp.Unattended(ctx), r.ID)
-	if err != nil { // Compute Engine has accepted all parts; the wait for the slices reports why they cannot be read
+	if err != nil { // Compute Engine has accepted all parts. If this read fails, the wait for the slices reports why.
 		res, err = justMade(r, p.gcp.Clock().Now()), nil
 	}
 	return res, created, err
 }
 
-// undo deletes the parts that a Create has made before it ended with err. It returns false
-// if it leaves parts. It leaves groups, because they hold slices. It leaves all parts if
-// the API does not answer, because the next Create continues with them.
+// undo deletes the parts of a Create that ended with err. It returns false if it leaves
+// parts. It leaves groups, because they hold slices. If the API does not answer, undo
+// leaves all parts, and the next Create continues with them.
 func (p *Provider) undo(ctx context.Context, id string, err error) bool {
 	if class := gcp.ClassOf(err); ctx.Err() == nil && (class == gcp.Unavailable || class == gcp.Timeout) {
 		return false
@@ -105,8 +103,8 @@ func justMade(r provision.Request, at time.Time) provision.Resource {
 	}
 }
 
-// existing returns the resource of the name, and whether it is complete. If a resource of
-// the name is being deleted, existing waits until it is gone.
+// existing returns the resource of the name, and whether it is complete. If the resource is
+// being deleted, existing waits until it is gone.
 func (p *Provider) existing(ctx context.Context, r provision.Request) (res provision.Resource, ready bool, err error) {
 	template, err := p.calls.Template(ctx, p.at().partName(r.ID))
 	switch {
@@ -135,13 +133,13 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 	}
 	diffs, run := differences(template, r), r.Labels[provision.LabelRun]
 	if len(v.groups) == 0 && run != "" && template.GetProperties().GetLabels()[provision.LabelRun] == run && (len(diffs) > 0 || isOld(template.GetCreationTimestamp(), p.gcp.Clock().Now())) {
-		_, err := p.remove(ctx, r.ID, "create", recreateLimit) // the rest of an older request of this run
+		_, err := p.remove(ctx, r.ID, "create", recreateLimit) // the rest of this run's older request
 		return provision.Resource{}, false, err
 	}
 	if len(diffs) > 0 {
 		return res, false, &provision.ConflictError{Commands: commands(r.ID), ID: r.ID, Owner: provision.Owner(template.GetProperties().GetLabels()), Differences: diffs}
 	}
-	half := res.State == wordHalfGone && res.Life == provision.Suspended // Create makes the groups that it lacks
+	half := res.State == wordHalfGone && res.Life == provision.Suspended // Create makes the missing groups
 	if err := provision.NewStateError(res); err != nil && !half {
 		return res, false, err
 	}
@@ -152,16 +150,15 @@ func (p *Provider) existing(ctx context.Context, r provision.Request) (res provi
 	return res, ready, nil
 }
 
-// isOld reports whether a part without groups is left of an older request. Another command
-// may be about to delete it: see Sweep.
+// isOld reports whether a part is the rest of an older request without groups. Another
+// command may be about to delete it; see Sweep.
 func isOld(created string, now time.Time) bool {
 	made := timeOf(created)
 	return !made.IsZero() && now.Sub(made) >= provision.MakingTime
 }
 
-// dropPolicy deletes the policy that an older request of the same run has left. That
-// request was broken off before it had a template. The policy stays if it is young and has
-// the topology that r needs.
+// dropPolicy deletes a policy that an older request of the same run left when it broke off
+// before its template. The policy stays if it is young and has the topology of r.
 func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
 	w, err := p.calls.Policy(ctx, p.at().partName(r.ID))
 	switch {
@@ -175,7 +172,7 @@ func (p *Provider) dropPolicy(ctx context.Context, r provision.Request) error {
 	return p.calls.DeletePolicy(ctx, w.GetName())
 }
 
-// image returns the boot image of r, and makes sure that the zone offers its machine type.
+// image returns the boot image of r, after checking that the zone has its machine type.
 func (p *Provider) image(ctx context.Context, r provision.Request) (string, error) {
 	if _, err := p.Machine(ctx, r.Type); err != nil {
 		return "", err
@@ -186,8 +183,8 @@ func (p *Provider) image(ctx context.Context, r provision.Request) (string, erro
 	return p.Image(ctx, r.Type)
 }
 
-// Machine implements provision.Catalog. If the zone does not offer the machine type, the error
-// is a *MachineError.
+// Machine implements provision.Catalog. If the zone does not have the machine type, the
+// error is a *MachineError.
 func (p *Provider) Machine(ctx context.Context, t tpu.Type) (string, error) {
 	machine, err := tpu.MachineOf(t)
 	if err != nil {
@@ -209,7 +206,7 @@ func (p *Provider) Image(ctx context.Context, t tpu.Type) (string, error) {
 	return "projects/" + imageProject + "/global/images/" + image.GetName(), nil
 }
 
-// A part is one thing that a resource consists of.
+// A part is one part of a resource.
 type part struct {
 	kind, name, about string
 	insert            func(context.Context) error
@@ -228,8 +225,8 @@ func (p *Provider) parts(all plan) (list []part) {
 	return list
 }
 
-// ensure makes a part unless it exists. made is also true if this call may have made the
-// part: its answer was lost, and the part exists.
+// ensure makes a part unless it exists. made is true even if the answer was lost and the
+// part now exists.
 func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error) {
 	is := func(ctx context.Context) (bool, error) {
 		about, err := part.read(ctx, part.name)
@@ -250,7 +247,7 @@ func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error)
 	switch class := gcp.ClassOf(err); {
 	case err == nil:
 		return true, nil
-	case class == gcp.AlreadyExists: // an earlier try has made it and its answer was lost, or somebody else has made it
+	case class == gcp.AlreadyExists: // an earlier try with a lost answer has made it, or somebody else has
 		there, e := is(ctx)
 		if e == nil && !there {
 			e = err
@@ -276,7 +273,7 @@ func sameOwner(a, b string) bool {
 }
 
 // Preview implements provision.Previewer. It names the image by its family. command is
-// empty, because no single gcloud command does the same.
+// empty, because no single gcloud command is equal.
 func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 	image := settingsOf(r).Image
 	if image == "" {
@@ -301,8 +298,8 @@ func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 	return body, ""
 }
 
-// wire returns a message as the API gets it.
+// wire returns a message in the API's form.
 func wire(m proto.Message) json.RawMessage {
-	text, _ := protojson.Marshal(m) // messages without required fields are always encoded
+	text, _ := protojson.Marshal(m) // cannot fail without required fields
 	return text
 }

@@ -13,14 +13,14 @@ import (
 	"multihost/internal/provision"
 )
 
-// DefaultDeleteLimit is how long Delete waits if its options give no limit.
+// DefaultDeleteLimit is the default limit of Delete.
 const DefaultDeleteLimit = 30 * time.Minute
 
-// If a deletion shows no effect for reissueAfter, it is repeated.
+// A deletion without effect is repeated after reissueAfter.
 const reissueAfter = 30 * time.Second
 
-// Delete implements provision.Provider. It deletes the groups with their VMs. When they are
-// gone, it deletes the template and then the policy.
+// Delete implements provision.Provider. It deletes the groups with their VMs. When these
+// are gone, it deletes the template and then the policy.
 func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOptions) (deleted bool, err error) {
 	labels, found, err := p.owner(ctx, id)
 	if err != nil || !found {
@@ -45,7 +45,8 @@ func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOpti
 	return deleted, nil
 }
 
-// owner returns the labels of the owner of a resource, and whether any part of it exists.
+// owner returns the labels of a resource's owner, and whether any part of the resource
+// exists.
 func (p *Provider) owner(ctx context.Context, id string) (labels map[string]string, found bool, err error) {
 	var description string
 	t, err := p.calls.Template(ctx, p.at().partName(id))
@@ -84,7 +85,7 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 	ctx = gcp.Unattended(ctx) // this loop has a limit of its own
 	clock := p.gcp.Clock()
 	start := clock.Now()
-	begin := start // the limit counts from the answer to the first request for a deletion
+	begin := start // the limit begins with the answer to the first request to delete
 	asked := map[string]time.Time{}
 	pace := provider.Pacer{Policy: provider.PollDefaults(gcp.Backoff{})}
 	for {
@@ -120,8 +121,7 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 }
 
 // removeOnce requests the deletion of the parts whose turn it is. left names a part that
-// exists. It is "" if all are gone. asked has the time at which the deletion of each group
-// was requested.
+// exists, or is "". asked has the time of the request to delete each group.
 func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {
@@ -148,9 +148,9 @@ func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]t
 	return p.removeParts(ctx, id, asked, false)
 }
 
-// Sweep implements provision.Sweeper: it deletes the template and the policy when somebody
-// else has deleted the groups. Create never uses parts as old as those that Sweep deletes
-// before the run is over.
+// Sweep implements provision.Sweeper: it deletes the template and the policy after somebody
+// else has deleted the groups. Before the run is over, Sweep deletes only parts that are
+// too old for Create to use.
 func (p *Provider) Sweep(ctx context.Context, id, run string, over bool) error {
 	labels, found, err := p.owner(ctx, id)
 	if err != nil || !found || labels[provision.LabelRun] != provision.LabelValue(run) {
@@ -168,8 +168,8 @@ func (p *Provider) Sweep(ctx context.Context, id, run string, over bool) error {
 	return err
 }
 
-// removeParts does what removeOnce does, for a resource that has no groups any more. With
-// onlyOld, it leaves parts that a command may have made anew since the caller looked.
+// removeParts is removeOnce for a resource without groups. With onlyOld, it leaves parts
+// that a command may have made anew since the caller looked.
 func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]time.Time, onlyOld bool) (left string, err error) {
 	name := p.at().partName(id)
 	type made interface {
@@ -192,7 +192,7 @@ func (p *Provider) removeParts(ctx context.Context, id string, asked map[string]
 		case err != nil:
 			return part.kind + " " + name, err
 		case !ok || of != id:
-			continue // somebody else's
+			continue // of another owner
 		case onlyOld && !isOld(found.GetCreationTimestamp(), p.gcp.Clock().Now()):
 			continue
 		}

@@ -9,7 +9,7 @@ import (
 	"multihost/internal/provision"
 )
 
-// An InvalidError says what is wrong with a request, before anything is sent.
+// An InvalidError says what is wrong with a request, before any call.
 type InvalidError struct {
 	ID       string
 	Problems []string // each is a clause
@@ -26,7 +26,7 @@ func (e *InvalidError) Fault() fault.Kind { return fault.Usage }
 // Hint returns what to type.
 func (e *InvalidError) Hint() string { return e.hint }
 
-// A MachineError says that a zone does not offer a machine type.
+// A MachineError says that a zone does not have a machine type.
 type MachineError struct {
 	Machine, Zone string
 	Err           error // error of the API
@@ -36,10 +36,8 @@ func (e *MachineError) Error() string {
 	return fmt.Sprintf("read machine type %q: zone %q does not offer it", e.Machine, e.Zone)
 }
 
-// Unwrap returns the API's error.
 func (e *MachineError) Unwrap() error { return e.Err }
 
-// Fault returns fault.Unavailable.
 func (e *MachineError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns the command to type.
@@ -47,7 +45,7 @@ func (e *MachineError) Hint() string {
 	return "see which zones offer it with: gcloud compute machine-types list --filter=name=" + e.Machine
 }
 
-// An OwnerError says that a resource belongs to another run, so this run may not delete it.
+// An OwnerError says that a resource belongs to another run.
 type OwnerError struct {
 	ID, Owner, Want string
 }
@@ -59,7 +57,7 @@ func (e *OwnerError) Error() string {
 // Fault returns fault.Permission.
 func (e *OwnerError) Fault() fault.Kind { return fault.Permission }
 
-// A TakenError says that a name which the request needs belongs to something else.
+// A TakenError says that another resource has a name that the request needs.
 type TakenError struct {
 	Kind, Name string // "group", "m-0"
 	Of         string // its description
@@ -73,13 +71,12 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("create %s %q: one of this name exists, and %s", e.Kind, e.Name, of)
 }
 
-// Fault returns fault.Unavailable.
 func (e *TakenError) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns what to do.
 func (e *TakenError) Hint() string { return "choose another name" }
 
-// missing is the error for a resource if no part of it exists.
+// missing is the error for a resource without parts.
 type missing struct{ id string }
 
 func (m missing) Error() string { return fmt.Sprintf("read slices %q: they do not exist", m.id) }
@@ -87,10 +84,8 @@ func (m missing) Error() string { return fmt.Sprintf("read slices %q: they do no
 // Is reports whether target is provision.ErrNotFound.
 func (m missing) Is(target error) bool { return target == provision.ErrNotFound }
 
-// Class returns gcp.NotFound.
 func (m missing) Class() gcp.Class { return gcp.NotFound }
 
-// Fault returns fault.Unavailable.
 func (m missing) Fault() fault.Kind { return fault.Unavailable }
 
 // Hint returns the command to type.

@@ -22,22 +22,22 @@ import (
 
 type object = map[string]any
 
-// A fake answers as Compute Engine does, as far as these tests need. The test decides
-// what happens to the VMs of a group.
+// A fake is the part of Compute Engine that these tests need. The test decides what happens
+// to the VMs of a group.
 type fake struct {
 	*gce.Provider
 	dry  *gce.Provider // with a read-only client
 	t    *testing.T
 	said testkit.Recorder
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	things     map[string]object
 	managed    map[string][]any // by name of the group
 	attributes map[string][]any // by name of the VM
-	calls      []string         // calls that changed something
+	calls      []string         // changes
 	seen       map[string]bool  // request ids
-	// before may answer a call in the fake's place. after is called when the fake
-	// has carried the call out, and loses the answer if it returns true.
+	// before may answer a call in place of the fake. after is called when the fake has
+	// carried the call out. If it returns true, the answer is lost.
 	before func(w http.ResponseWriter, r *http.Request) bool
 	after  func(r *http.Request) bool
 }
@@ -134,7 +134,7 @@ func (f *fake) read(w http.ResponseWriter, at string) {
 	answer(w, f.things[at])
 }
 
-// change carries out the request. If it cannot, it answers with an error.
+// change carries out the request, or answers with an error.
 func (f *fake) change(w http.ResponseWriter, r *http.Request, at string) bool {
 	var body object
 	_ = json.NewDecoder(r.Body).Decode(&body)
@@ -184,8 +184,8 @@ func (f *fake) count(kind string) (n int) {
 	return n
 }
 
-// boot gives a group running VMs, with the names NAME-0000, NAME-0001 and so on. numbers
-// has the numbers of their workers.
+// boot gives a group running VMs: NAME-0000, NAME-0001 and so on. numbers has the numbers
+// of their workers.
 func (f *fake) boot(group string, numbers ...int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

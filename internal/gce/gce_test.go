@@ -70,8 +70,8 @@ func TestCreateUseDelete(t *testing.T) {
 	}
 }
 
-// A creation may stop after any call. The answer of that call may be lost. A repetition
-// makes the missing parts, once.
+// A creation may stop after any call, even before its answer. The next one makes the
+// missing parts, once.
 func TestCreateGoesOn(t *testing.T) {
 	for n := range len(made) {
 		for _, did := range []bool{false, true} {
@@ -130,8 +130,8 @@ func TestAnInterruptedCreateSaysWhatExists(t *testing.T) {
 	}
 }
 
-// A dry run reports that nothing exists. A request that is refused at once does, too. A dry
-// run first reports a resource that is being deleted.
+// A dry run reports that nothing exists, as does a request that is refused at once. If a
+// resource is being deleted, a dry run reports that first.
 func TestACreateThatMakesNothingSaysWhatExists(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()
@@ -193,8 +193,8 @@ func TestCreateLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// If the workers of a run deleted the groups, the template of the run stays. That template
-// does not keep a request of another type from being made.
+// After the workers of a run have deleted the groups, the template stays. It does not
+// prevent a request of another type.
 func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()
@@ -218,7 +218,7 @@ func TestWhatARunHasLeftIsReplaced(t *testing.T) {
 	}
 }
 
-// age makes the parts of a kind so old that no request still uses them.
+// age makes the parts of a kind so old that no request uses them.
 func (f *fake) age(kind string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -229,8 +229,8 @@ func (f *fake) age(kind string) {
 	}
 }
 
-// Sweep deletes the rest of a run's resource, but only when its groups are gone, and when
-// nobody can be making it.
+// Sweep deletes the rest of a run's resource only when its groups are gone, and when nobody
+// can be making it.
 func TestSweep(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -272,7 +272,7 @@ func TestSweep(t *testing.T) {
 	testkit.Must(t, f.Sweep(t.Context(), "m", "m", false))
 }
 
-// A command may make old parts anew while Sweep deletes them. What it has made stays.
+// A command may make old parts anew while Sweep deletes them. The new parts stay.
 func TestSweepLeavesWhatIsMadeMeanwhile(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -298,7 +298,7 @@ func TestSweepLeavesWhatIsMadeMeanwhile(t *testing.T) {
 	}
 }
 
-// A request uses young parts of its run. It makes old ones anew, because Sweep may be
+// A request uses young parts of its run. It replaces old ones, because Sweep may be
 // deleting them.
 func TestOldPartsAreMadeAnew(t *testing.T) {
 	for _, c := range []struct {
@@ -330,9 +330,8 @@ func TestOldPartsAreMadeAnew(t *testing.T) {
 	}
 }
 
-// A request that was broken off is typed again with another property. If a group exists,
-// the error names the difference. Otherwise nothing that costs money exists, and the parts
-// are made anew.
+// A request that broke off is repeated with another property. If a group exists, the error
+// names the difference. Otherwise nothing costs money, and the parts are made anew.
 func TestAnotherRequestOfTheSameRun(t *testing.T) {
 	for want, change := range map[string]func(*provision.Request){
 		`accelerator type: it has "tpu7x-16", you asked for "tpu7x-32"`:               func(r *provision.Request) { r.Type, _ = tpu.ParseType("tpu7x-32") },
@@ -411,7 +410,7 @@ func TestQuotaIsToldAtOnce(t *testing.T) {
 	}
 }
 
-// A slice is not used if its VMs contradict each other about their numbers.
+// If the VMs of a slice contradict each other about their numbers, the slice is not used.
 func TestASliceWithoutOrderIsNotReady(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -427,7 +426,7 @@ func TestASliceWithoutOrderIsNotReady(t *testing.T) {
 			t.Errorf("got %v, %q", ok, why)
 		}
 	}
-	// If the API shows the values in the metadata, they are read there.
+	// The metadata have the values, if the API shows them.
 	vm := f.things["zones/us-east5-a/instances/m-1-0000"]["metadata"].(object)
 	vm["items"] = []any{object{"key": "agent-worker-number", "value": "0"}, object{"key": "worker-network-endpoints", "value": "m-1-0000,m-1-0001"}}
 	res, err = f.Get(t.Context(), "m")
@@ -455,7 +454,7 @@ func TestSlicesOfOthers(t *testing.T) {
 	f.things["zones/us-east5-a/instanceGroupManagers/web"] = object{"name": "web", "id": "8", "targetSize": 2}
 	f.boot("x", 1, 0)
 	said := f.attributes["x-0000"]
-	f.attributes["x-0000"] = nil // they have no startup script of ours
+	f.attributes["x-0000"] = nil // they do not have our startup script
 	all, err := f.Slices(t.Context())
 	if err != nil || len(all) != 1 || len(all[0].Workers) != 0 || len(all[0].Untold) != 2 || all[0].Untold[1] != (tpu.Worker{Name: "x-0001", Internal: "10.0.0.1", External: "34.0.0.1"}) || all[0].Condition != tpu.Making {
 		t.Errorf("got %+v, %v", all, err)
@@ -473,8 +472,7 @@ func TestSlicesOfOthers(t *testing.T) {
 	}
 }
 
-// A deletion without effect is repeated. When the time limit of the deletion has passed,
-// the error says what is left.
+// A deletion without effect is repeated. After the time limit, the error says what is left.
 func TestDeleteUntilGone(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -497,7 +495,7 @@ func TestDeleteUntilGone(t *testing.T) {
 	}
 }
 
-// If a deletion is refused until its time limit has passed, it ends with an error.
+// A deletion that is always refused ends at its time limit.
 func TestADeletionThatIsAlwaysRefusedEnds(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -517,7 +515,7 @@ func TestADeletionThatIsAlwaysRefusedEnds(t *testing.T) {
 	}
 }
 
-// While the API does not answer, the time limit of a deletion does not pass.
+// The time limit of a deletion does not count the time in which the API does not answer.
 func TestADeletionHasItsTimeOnceItIsRequested(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -538,8 +536,8 @@ func TestADeletionHasItsTimeOnceItIsRequested(t *testing.T) {
 
 const key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOxu0tuzdIgwbeBmKFVJ7qRz2TmlJ8x2ZGt9TBjEqCBh"
 
-// The key goes into the metadata of every VM, beside the existing keys, even if
-// somebody else changes the metadata at the same time.
+// The metadata of every VM get the key beside the existing keys, even if somebody else
+// changes the metadata at the same time.
 func TestAdmit(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -612,7 +610,7 @@ func TestRestartResetsAllVMs(t *testing.T) {
 	}
 }
 
-// Workers delete only those things that the API shows as part of the run.
+// Workers delete only resources that belong to the run according to the API.
 func TestUndoing(t *testing.T) {
 	f := start(t)
 	_, _, err := f.Create(t.Context(), request(t))
@@ -642,11 +640,11 @@ func TestPreview(t *testing.T) {
 	}
 }
 
-// While one of its parts is young, a resource without a group counts as being made. After
-// that it counts as left over.
+// A resource without a group counts as being made while one of its parts is young. Later it
+// counts as left over.
 func TestWhatHasNoGroupYetIsNoLeftover(t *testing.T) {
 	for _, tt := range []struct {
-		parts []string // the parts that exist
+		parts []string
 		ages  []time.Duration
 		want  provision.Life
 		age   time.Duration

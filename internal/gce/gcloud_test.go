@@ -21,8 +21,8 @@ import (
 	"multihost/internal/testkit/simcloud"
 )
 
-// Our requests for the three parts of a slice equal gcloud's requests, field by field. The
-// differences are listed here with their reasons.
+// Our requests for the three parts of a slice equal gcloud's, field by field, with the
+// differences in this list.
 func TestGcloudAsksForTheSameParts(t *testing.T) {
 	testkit.NeedGcloud(t)
 	c := simcloud.Start(t, sim.Config{})
@@ -36,7 +36,7 @@ func TestGcloudAsksForTheSameParts(t *testing.T) {
 	testkit.Must(t, err)
 	template := insertOf(t, s, "instanceTemplates")
 
-	// The texts of the metadata have lines, so gcloud reads them from files.
+	// gcloud reads texts of several lines from files.
 	dir := t.TempDir()
 	var metadata []string
 	for key, value := range itemsOf(t, template) {
@@ -116,7 +116,6 @@ func insertOf(t *testing.T, s *sim.Server, kind string) sim.Request {
 	return all[i]
 }
 
-// itemsOf returns the metadata of a request for a template.
 func itemsOf(t *testing.T, r sim.Request) map[string]string {
 	t.Helper()
 	var body struct {

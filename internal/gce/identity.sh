@@ -1,7 +1,7 @@
 #!/bin/bash
-# Tells which worker of its slice this VM is. Compute Engine gives each VM a number in its
-# metadata, some time after the boot. No API shows that number. The script writes it into
-# the guest attribute multihost/worker, with the names of all workers in their order.
+# Reports which worker of its slice this VM is. Some time after the boot, Compute Engine
+# gives each VM a number in its metadata. No API shows that number. The script writes it
+# into the guest attribute multihost/worker, with the names of all workers in their order.
 multihost_identity() {
   local server=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance number all _
   for _ in {1..300}; do

@@ -8,14 +8,13 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Names of the parts of a resource in messages.
 const (
 	partPolicy   = "workload policy"
 	partTemplate = "instance template"
 	partGroup    = "group"
 )
 
-// The descriptions of parts say which resource and run they belong to.
+// Descriptions of parts name the resource and the run.
 
 func (p *reader) aboutPolicy(ctx context.Context, name string) (string, error) {
 	w, err := p.calls.Policy(ctx, name)
@@ -32,8 +31,8 @@ func (p *reader) aboutGroup(ctx context.Context, name string) (string, error) {
 	return g.GetDescription(), err
 }
 
-// Items implements provision.Itemizer. Boot disks are deleted with their VMs, so they are
-// not listed as parts.
+// Items implements provision.Itemizer. It does not list boot disks, which are deleted with
+// their VMs.
 func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error) {
 	v, err := p.look(ctx, id)
 	if err != nil {
@@ -69,7 +68,7 @@ func (p *reader) Items(ctx context.Context, id string) ([]provision.Item, error)
 	return all, nil
 }
 
-// chipsOf returns the chips of a VM. It returns 0 if its machine type is not known.
+// chipsOf returns the chips of a VM, or 0 for an unknown machine type.
 func chipsOf(machine string) int {
 	for _, m := range tpu.Machines() {
 		if m.Name == machine {

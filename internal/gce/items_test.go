@@ -8,7 +8,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// After Create, exactly the parts that it has made exist, with their VMs.
 func TestItems(t *testing.T) {
 	f := start(t)
 	ctx := t.Context()

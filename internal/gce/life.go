@@ -17,26 +17,26 @@ import (
 type sight struct {
 	group   *computepb.InstanceGroupManager
 	managed []*computepb.ManagedInstance
-	vms     []*computepb.Instance // the VMs that exist
+	vms     []*computepb.Instance // existing VMs
 	spot    bool
-	maxRun  time.Duration // after this time Compute Engine deletes the VMs; 0: never
+	maxRun  time.Duration // Compute Engine deletes the VMs after this time; 0: never
 	now     time.Time
 }
 
 // A state is the meaning of a sight.
 type state struct {
 	life    provision.Life
-	word    string         // state in messages; the word of the API if it has one
-	why     string         // in one sentence: what it waits for, or why it failed
-	code    string         // code of an error of the API: "QUOTA_EXCEEDED"
-	starved bool           // it failed because capacity or quota is lacking
-	by      string         // who took the slice; ""
-	loss    provision.Loss // why the slice was taken, if the API says so; NoLoss: the tier decides
+	word    string         // state in messages; the API's word if it has one
+	why     string         // in one sentence: what the slice waits for, or why it failed
+	code    string         // error code of the API: "QUOTA_EXCEEDED"
+	starved bool           // it failed for lack of capacity or quota
+	by      string         // who took the slice away; "": nobody
+	loss    provision.Loss // why, if the API says so; NoLoss: depends on the tier
 	byUser  bool
 	until   time.Time // when Compute Engine deletes or stops the VMs; zero: not known
 }
 
-// Words for states. The API shows such a state in several fields.
+// Words for states that the API shows in several fields.
 const (
 	wordRequested = "REQUESTED"
 	wordWaiting   = "WAITING_FOR_CAPACITY"
@@ -62,11 +62,11 @@ const (
 // slice's run duration.
 const goneWhy = "its VMs never came, or were deleted: by a user, or at the end of a run duration that multihost has not set"
 
-// Compute Engine may stop a VM and start it again. repairTime is how long that may take. If
-// a VM stays down longer, somebody has stopped it, and nobody will start it.
+// repairTime limits the time in which Compute Engine stops a VM and starts it again. If the
+// VM stays down longer, somebody has stopped it, and nobody will start it.
 const repairTime = 30 * time.Minute
 
-// The states of a VM, grouped by their meaning for a slice.
+// States of a VM, grouped by their meaning for a slice.
 var (
 	comingUp  = []string{"PROVISIONING", "STAGING", "REPAIRING"}
 	goingDown = []string{"PENDING_STOP", "STOPPING", "DEPROVISIONING", "SUSPENDING"}
@@ -90,8 +90,8 @@ func (s sight) topology() *computepb.InstanceGroupManagerStatusAcceleratorTopolo
 	return nil
 }
 
-// judge returns the meaning of a sight. It first looks for states that may pass by
-// themselves. If a slice that is being repaired were deleted, its capacity would be lost.
+// judge returns the meaning of a sight. It first looks for temporary states: to delete a
+// slice during its repair would lose its capacity.
 func (s sight) judge() state {
 	st := state{until: s.end()}
 	size := int(s.group.GetTargetSize())
@@ -128,7 +128,7 @@ func (s sight) judge() state {
 	return st
 }
 
-// withoutVMs describes a group without VMs. The group may have had VMs before.
+// withoutVMs describes a group that has no VMs, or no VMs any more.
 func (s sight) withoutVMs(st *state, topology string) {
 	st.life, st.word = provision.Requested, wordRequested
 	old := s.now.Sub(timeOf(s.group.GetCreationTimestamp())) >= provision.MakingTime
@@ -150,8 +150,8 @@ func (st *state) fail(code, text string) {
 	st.life, st.word, st.code, st.why, st.starved = provision.Failed, wordFailed, code, text, starving(code)
 }
 
-// starving reports whether an error of the API means that capacity or quota is lacking. If
-// no machine is found for a VM, the VM may also fail minutes later, with INTERNAL_ERROR.
+// starving reports whether an error of the API means lack of capacity or quota. A VM
+// without a machine may also fail minutes later, with INTERNAL_ERROR.
 func starving(code string) bool {
 	return noCapacity(code) || code == "INTERNAL_ERROR" || noQuota(code)
 }
@@ -159,8 +159,8 @@ func starving(code string) bool {
 func noQuota(code string) bool    { return strings.HasPrefix(code, "QUOTA_EXCEEDED") }
 func noCapacity(code string) bool { return strings.Contains(code, "RESOURCE_POOL_EXHAUSTED") }
 
-// waits describes a group that waits for its VMs. Lack of capacity or quota does not end
-// the wait.
+// waits describes a group that waits for its VMs. It waits even for lack of capacity or
+// quota.
 func (s sight) waits(st *state) {
 	code, text := firstError(s.group.GetStatus().GetBulkInstanceOperation().GetLastProgressCheck().GetError())
 	st.code = code
@@ -174,10 +174,9 @@ func (s sight) waits(st *state) {
 	}
 }
 
-// interrupted describes a slice whose VMs exist and do not all run. Until all of them have
-// run once, they are being made. After that, Compute Engine repairs the slice. Spot VMs,
-// and VMs that a user has stopped, are exceptions: they stay stopped. A deleted VM is not
-// made again.
+// interrupted describes a slice whose VMs exist and do not all run. Until all have run
+// once, they are being made. After that, Compute Engine repairs the slice. Spot VMs and VMs
+// that a user has stopped stay stopped. A deleted VM is not made again.
 func (s sight) interrupted(st *state, topology string) {
 	switch {
 	case s.spot && s.count(down...)+s.count(goingDown...) > 0:
@@ -222,8 +221,8 @@ func (s sight) ends(st *state) {
 	}
 }
 
-// over reports whether Compute Engine has deleted, has stopped or stops the VMs because their
-// requested time has passed. Spot VMs stay when they are stopped, others are deleted.
+// over reports whether Compute Engine has stopped or deleted, or is stopping, the VMs
+// because their requested time has passed. Spot VMs are stopped, others are deleted.
 func (s sight) over() bool {
 	end := s.end()
 	if made := timeOf(s.group.GetCreationTimestamp()); len(s.vms) == 0 && !made.IsZero() {
@@ -238,8 +237,8 @@ func (s sight) over() bool {
 	})
 }
 
-// Compute Engine may start VMs again soon after they stopped. stoppedLately reports whether
-// the VMs that are down stopped that lately.
+// stoppedLately reports whether all stopped VMs stopped so recently that Compute Engine may
+// start them again.
 func (s sight) stoppedLately() bool {
 	for _, vm := range s.vms {
 		if at := timeOf(vm.GetLastStopTimestamp()); slices.Contains(down, vm.GetStatus()) && (at.IsZero() || s.now.Sub(at) > repairTime) {
@@ -249,7 +248,7 @@ func (s sight) stoppedLately() bool {
 	return true
 }
 
-// startedAgain reports whether a VM was stopped and has been started since.
+// startedAgain reports whether a VM was stopped and then started.
 func (s sight) startedAgain() bool {
 	return slices.ContainsFunc(s.vms, func(vm *computepb.Instance) bool { return vm.GetLastStopTimestamp() != "" })
 }
@@ -265,8 +264,8 @@ func (s sight) end() (first time.Time) {
 	return first
 }
 
-// billed returns the time from which the running VMs cost money. It returns zero if none of
-// them does. VMs of flex-start exist already while they wait.
+// billed returns since when the running VMs cost money, or zero. VMs of flex-start exist
+// while they still wait.
 func (s sight) billed() (first time.Time) {
 	for _, vm := range s.vms {
 		text := vm.GetCreationTimestamp()
@@ -300,15 +299,15 @@ func firstError(e *computepb.Error) (code, text string) {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// timeOf reads a time of the API. It returns zero if there is none.
+// timeOf reads a time of the API, or returns zero.
 func timeOf(text string) time.Time {
 	t, _ := time.Parse(time.RFC3339, text)
 	return t
 }
 
-// together returns the state of a resource with slices in these states. missing counts
-// slices whose groups do not exist. If the resource is fresh, these slices may still come.
-// Otherwise somebody has deleted them.
+// together returns the state of a resource whose slices have these states. missing counts
+// slices whose groups do not exist. In a fresh resource they may still come. Otherwise
+// somebody has deleted them.
 func together(all []state, missing int, fresh bool) state {
 	have := func(lives ...provision.Life) *state {
 		for i := range all {
@@ -368,8 +367,8 @@ func together(all []state, missing int, fresh bool) state {
 	return pick(&all[0])
 }
 
-// counted returns how many slices are queued, and how many are being deleted. until is the
-// time at which the first slice ends, or zero if no slice ends.
+// counted returns how many slices are queued, and how many are being deleted. until is when
+// the first slice ends, or zero.
 func counted(all []state) (queued, leaving int, until time.Time) {
 	for _, st := range all {
 		if st.life.Queued() {
@@ -431,7 +430,7 @@ func conditionOf(st state) tpu.Condition {
 // reason says in one sentence why a resource does not come up, and what to type.
 func reason(st state, r provision.Resource, zone string) provision.Explanation {
 	why := ": " + st.why
-	if st.life == provision.Failed { // the text about the failure has that already
+	if st.life == provision.Failed { // the text about the failure already has the word
 		st.why, why = "", ""
 	}
 	switch {

@@ -24,7 +24,7 @@ func read[T proto.Message](t *testing.T, text string, m T) T {
 }
 
 // seen makes a sight of a group of two VMs. vms has the state of each, separated by spaces.
-// A state may have the time of the VM's last stop: "RUNNING TERMINATED@11:50".
+// A state may have the time of the last stop: "RUNNING TERMINATED@11:50".
 func seen(t *testing.T, status, vms string) sight {
 	t.Helper()
 	s := sight{now: now, group: read(t, `{"name": "m", "creationTimestamp": "2026-11-30T01:00:00Z", "targetSize": 2, "status": `+status+`}`, &computepb.InstanceGroupManager{})}
@@ -157,7 +157,7 @@ func TestUntilIsTheFirstEndOfAVM(t *testing.T) {
 	}
 }
 
-// One slice decides what to do with a resource. The resource has the state of that slice.
+// One slice decides the state of its resource.
 func TestTogether(t *testing.T) {
 	by := map[string]state{
 		"requested": {life: provision.Requested}, "waiting": {life: provision.Waiting, word: wordWaiting, why: "no machines"},

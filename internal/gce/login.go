@@ -50,7 +50,7 @@ func (p *Provider) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys 
 	return keys, vm, err
 }
 
-// Admit implements provision.Provider. It uses the metadata of every VM, or OS Login.
+// Admit implements provision.Provider, with the metadata of every VM, or with OS Login.
 func (p *Provider) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
 	users := make([]string, len(s.Workers))
 	var any atomic.Bool
@@ -77,8 +77,8 @@ func (p *Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (pr
 	return p.logins.Door(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
 
-// holder returns the Holder of the keys of one VM. listed is the metadata of the slice: the
-// metadata from its template, and the metadata that was added to all VMs later.
+// holder returns the Holder of one VM's keys. listed is the metadata of the slice: those of
+// its template, and those that all VMs got later.
 func (p *Provider) holder(vm string, listed map[string]string) nodes.Holder {
 	fingerprint := ""
 	return nodes.Holder{

@@ -11,20 +11,20 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Every VM runs identityScript at its boot. It makes the worker's number readable through
-// the API.
+// identityScript runs when a VM boots. It makes the worker's number readable through the
+// API.
 //
 //go:embed identity.sh
 var identityScript string
 
-// Number implements provision.Numberer. It returns the startup script. Here the script does
-// not wait for metadata that comes later.
+// Number implements provision.Numberer. It returns the startup script in a form that does
+// not wait for metadata.
 func (p *Provider) Number(tpu.Slice) string {
 	return strings.Replace(identityScript, "{1..300}", "{1..3}", 1) + "wait $!\n"
 }
 
-// withIdentity returns a startup script that reports the number of the worker and then does
-// the work of the user's script.
+// withIdentity returns a startup script that reports the number of the worker, then runs
+// the user's script.
 func withIdentity(script string) (string, error) {
 	if script == "" {
 		return identityScript, nil
@@ -41,13 +41,12 @@ func withIdentity(script string) (string, error) {
 
 // A told is a VM's report about its place in its slice.
 type told struct {
-	vm        string   // its name
+	vm        string   // name of the VM
 	number    int      // number of the worker
-	endpoints []string // all workers of the slice in their order, as the VM has them
+	endpoints []string // all workers of the slice in order, according to the VM
 }
 
-// readTold reads the text that identity.sh has written. It also reads metadata of the same
-// meaning.
+// readTold reads the text of identity.sh, or metadata with the same meaning.
 func readTold(vm, text string) (told, bool) {
 	number, all, ok := strings.Cut(strings.TrimSpace(text), " ")
 	n, err := strconv.Atoi(number)
@@ -57,9 +56,9 @@ func readTold(vm, text string) (told, bool) {
 	return told{vm: vm, number: n, endpoints: strings.Split(all, ",")}, true
 }
 
-// inOrder returns the names of the VMs of a slice by the number of their workers. The names
-// and lists of the API do not show the order. If the VMs of a slice contradict each other,
-// the slice has no order.
+// inOrder returns the names of the VMs of a slice in the order of their workers, which
+// neither names nor lists of the API show. If the VMs contradict each other, the slice has
+// no order.
 func inOrder(vms []string, all []told) ([]string, error) {
 	order := make([]string, len(vms))
 	by := map[string]told{}

@@ -60,8 +60,8 @@ func TestAUsersStartupScriptStays(t *testing.T) {
 	}
 }
 
-// A VM reports its number as soon as its metadata has it. The rest of the script does not
-// wait for that. The end of the script does not stop it.
+// A VM reports its number as soon as its metadata have it. The rest of the script neither
+// waits for the report nor ends it.
 func TestTheScriptTellsTheNumber(t *testing.T) {
 	t.Parallel()
 	told := make(chan string, 1)

@@ -21,10 +21,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Limits of Compute Engine, as its API documents them.
+// Limits in the documentation of Compute Engine's API.
 const (
 	maxName     = 63 // bytes of the name of a policy or a template
-	maxBase     = 58 // bytes of the name of a group: its VMs add five
+	maxBase     = 58 // bytes of the name of a group, whose VMs add five
 	maxLabels   = 64
 	maxMetadata = 512 * 1024 // bytes of all keys and values
 )
@@ -32,18 +32,18 @@ const (
 // MaxFlexStart is the longest run that the flex-start tier allows.
 const MaxFlexStart = 7 * 24 * time.Hour
 
-// defaultDisk is the size of a boot disk in GB. The images themselves have 10 GB.
+// defaultDisk is the size of a boot disk in GB. The images need 10 GB.
 const defaultDisk = 200
 
 // imageProject has Google's images for TPU VMs.
 const imageProject = "ubuntu-os-accelerator-images"
 
-// Settings are the part of a request that only Compute Engine knows. They are in
+// Settings are the part of a request that only Compute Engine knows, for
 // provision.Request.Own. The zero value has the defaults.
 type Settings struct {
-	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": an image of the generation's family
+	Image       string   `json:"image,omitempty"` // "projects/P/global/images/…"; "": of the generation's family
 	DiskGB      int64    `json:"disk_gb,omitempty"`
-	DiskType    string   `json:"disk_type,omitempty"` // "": the disk type of the generation
+	DiskType    string   `json:"disk_type,omitempty"` // "": as usual for the generation
 	Tags        []string `json:"tags,omitempty"`      // network tags
 	InternalIPs bool     `json:"internal_ips,omitempty"`
 }
@@ -53,8 +53,8 @@ type place struct{ project, zone string }
 
 func (p place) region() string { return gcp.Region(p.zone) }
 
-// partName is the name of the policy and of the template of a resource. Both belong to a
-// region, and several zones of it may have resources of the same name.
+// partName is the name of a resource's policy and template. It has the zone, because both
+// belong to the region.
 func (p place) partName(id string) string {
 	return id + p.zone[max(0, strings.LastIndexByte(p.zone, '-')):]
 }
@@ -67,15 +67,15 @@ func (p place) templatePath(id string) string {
 	return "projects/" + p.project + "/regions/" + p.region() + "/instanceTemplates/" + p.partName(id)
 }
 
-// A plan has the parts to make for one request, in this order: a workload policy that has
-// the topology (nil for slices of one VM), an instance template, and one group a slice.
+// A plan has the parts of one request, in the order of creation: a workload policy with the
+// topology (nil for slices of one VM), an instance template, and one group for each slice.
 type plan struct {
 	policy   *computepb.ResourcePolicy
 	template *computepb.InstanceTemplate
 	groups   []*computepb.InstanceGroupManager
 }
 
-// requestKey is the metadata key under which a template has the record of its request.
+// requestKey is the metadata key of a template's record.
 const requestKey = "multihost-request"
 
 // A record is the part of the request that a template stores. It describes slices that
@@ -110,7 +110,7 @@ func recordOf(r provision.Request) record {
 		rec.Network = "default"
 	}
 	if len(rec.Scopes) == 0 {
-		rec.Scopes = []string{cloudPlatform} // with less, the workers could neither delete the slices nor use a bucket
+		rec.Scopes = []string{cloudPlatform} // otherwise the workers could neither delete the slices nor use a bucket
 	}
 	if rec.DiskGB == 0 {
 		rec.DiskGB = defaultDisk
@@ -124,7 +124,7 @@ func recordOf(r provision.Request) record {
 	return rec
 }
 
-// maxRun returns how long the VMs may exist. It returns 0 if there is no limit.
+// maxRun returns how long the VMs may exist; 0: no limit.
 func (rec record) maxRun() time.Duration {
 	d, _ := time.ParseDuration(rec.MaxRun) // recordOf has written it
 	return d
@@ -149,8 +149,8 @@ func items(m *computepb.Metadata) map[string]string {
 	return all
 }
 
-// describe returns the description of every part of a resource. It names the resource and
-// the run that the resource belongs to. Groups and policies have no labels for that.
+// describe returns the description of a part: the resource and its run. Groups and policies
+// have no labels for that.
 func describe(id string, labels map[string]string) string {
 	text := "multihost " + id
 	if run := labels[provision.LabelRun]; run != "" {
@@ -160,8 +160,8 @@ func describe(id string, labels map[string]string) string {
 }
 
 // describePolicy returns the description of the policy. It also names the user, because the
-// policy may be the last part that is left. Workers compare the whole description of a
-// group. So only the description of the policy has more than the others.
+// policy may be the last part that is left. Other descriptions do not, because workers
+// compare the whole description of a group.
 func describePolicy(id string, labels map[string]string) string {
 	text := describe(id, labels)
 	if user := labels[provision.LabelUser]; user != "" {
@@ -170,7 +170,7 @@ func describePolicy(id string, labels map[string]string) string {
 	return text
 }
 
-// ownerIn returns the labels of the owner that the description of a part names.
+// ownerIn returns the owner's labels from the description of a part.
 func ownerIn(description string) map[string]string {
 	labels := map[string]string{provision.LabelTool: provision.ToolName}
 	for _, word := range strings.Fields(description) {
@@ -181,8 +181,7 @@ func ownerIn(description string) map[string]string {
 	return labels
 }
 
-// described reads the description of a part. It returns the resource and the run that the
-// description names.
+// described returns the resource and the run from the description of a part.
 func described(description string) (id, run string, ok bool) {
 	words := strings.Fields(description)
 	if len(words) < 2 || words[0] != "multihost" {
@@ -194,8 +193,8 @@ func described(description string) (id, run string, ok bool) {
 	return words[1], run, true
 }
 
-// newPlan returns the parts to make for r. image is the boot image: settingsOf(r).Image, or
-// the newest one of the generation's family. r is valid.
+// newPlan returns the parts to make for a valid r. image is the boot image:
+// settingsOf(r).Image, or the newest of the generation's family.
 func newPlan(r provision.Request, at place, image string) (plan, error) {
 	machine, err := tpu.MachineOf(r.Type)
 	if err != nil {
@@ -236,9 +235,9 @@ func newPlan(r provision.Request, at place, image string) (plan, error) {
 	return p, nil
 }
 
-// group returns the group of one slice. A topology needs the mode BULK. Either all VMs of
-// the slice are made, or none is. A failed VM is left alone, because Compute Engine itself
-// repairs slices as a whole.
+// group returns the group of one slice. A topology needs the mode BULK, which makes all VMs
+// of the slice or none. The group does not repair a failed VM, because Compute Engine
+// itself repairs slices as a whole.
 func group(name, about string, r provision.Request, at place) *computepb.InstanceGroupManager {
 	g := &computepb.InstanceGroupManager{
 		Name: proto.String(name), Description: proto.String(about), BaseInstanceName: proto.String(name),
@@ -338,11 +337,11 @@ func allMetadata(r provision.Request) map[string]string {
 	return all
 }
 
-// metadata returns the metadata of the VMs, sorted by key. Without guest attributes there
-// are neither host keys nor worker numbers.
+// metadata returns the VMs' metadata, sorted by key. Guest attributes must be on, for host
+// keys and worker numbers.
 func metadata(r provision.Request, rec record, script string) *computepb.Metadata {
 	all := allMetadata(r)
-	text, _ := json.Marshal(rec) // strings and numbers only
+	text, _ := json.Marshal(rec) // cannot fail for strings and numbers
 	all[requestKey], all["enable-guest-attributes"], all["startup-script"] = string(text), "TRUE", script
 	m := &computepb.Metadata{}
 	for _, key := range slices.Sorted(maps.Keys(all)) {
@@ -358,10 +357,9 @@ var (
 )
 
 // Check returns an *InvalidError if Compute Engine cannot make the slices of r. It makes no
-// calls. Create calls it, too.
+// calls. Create calls it too.
 func (p *Provider) Check(r provision.Request) error { return check(r, p.at()) }
 
-// check returns an *InvalidError if Compute Engine cannot make the slices of r.
 func check(r provision.Request, at place) error {
 	var bad []string
 	wrong := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
@@ -423,7 +421,7 @@ func checkNames(r provision.Request, at place, wrong func(string, ...any)) {
 	for _, name := range names {
 		if !told && (!nameRE.MatchString(name) || len(name) > maxBase) {
 			wrong("slice name %q is not legal: "+legal, name, maxBase)
-			told = true // the other names are mostly wrong for the same reason
+			told = true // other names are usually wrong for the same reason
 		}
 		if seen[name] {
 			wrong("slice %q is named twice", name)
@@ -512,7 +510,7 @@ func differences(existing *computepb.InstanceTemplate, r provision.Request) []st
 	return all
 }
 
-// valueOf writes the value of a field of a request for people.
+// valueOf returns the value of a field of a request for messages.
 func valueOf(field, value string) string {
 	switch {
 	case value != "":

@@ -38,7 +38,7 @@ func decode(t *testing.T, text string) (v any) {
 	return v
 }
 
-// The bodies of a request for two slices, each of two VMs, field by field.
+// Requests for two slices of two VMs, field by field.
 func TestBodies(t *testing.T) {
 	r := request(t, "tpu7x-16", func(r *provision.Request) { r.Network, r.Subnetwork = "mtu9k", "sub" })
 	p, err := newPlan(r, here, "projects/i/global/images/x-v1")
@@ -80,7 +80,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-// The effects of the tier, the reservation and the settings on a template.
+// Effects of the tier, the reservation and the settings on a template.
 func TestTiers(t *testing.T) {
 	const hour = time.Hour
 	for name, c := range map[string]struct {
@@ -194,7 +194,7 @@ func TestRefusedRequests(t *testing.T) {
 	}
 }
 
-// One wrong name is reported once, although all slices are named after it.
+// A wrong name is reported once, although all slices are named after it.
 func TestAWrongNameIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{"My_Run", strings.Repeat("x", 59)} {
@@ -215,8 +215,8 @@ func labels(n int) map[string]string {
 	return all
 }
 
-// Each property of a request that matters is compared with the existing resource.
-// Properties that change with time are not compared.
+// Every important property of a request is compared with the existing resource, except
+// those that change with time.
 func TestDifferences(t *testing.T) {
 	p, err := newPlan(request(t, "v6e-16", nil), here, "i")
 	if err != nil {

@@ -44,12 +44,11 @@ var (
 	_ provision.Itemizer        = (*Provider)(nil)
 )
 
-// New returns a Provider that makes its calls through c. root is the address at which
-// workers reach the API, as in [gcp.Roots]. If it is "", they use the client's address. New
-// does no I/O.
+// New returns a Provider that makes its calls through c. root is the API's address for
+// workers, as in [gcp.Roots]; "" means the client's address. New does no I/O.
 func New(c *gcp.Client, root string) *Provider {
 	if root == "" {
-		roots, _ := c.Roots() // if an address is not a URL, the first call fails
+		roots, _ := c.Roots() // if an address is no URL, the first call fails
 		root = roots.Compute
 	}
 	r := &reader{gcp: c, calls: api.New(c), turn: semaphore.NewWeighted(callsAtOnce), told: map[string]told{}, warned: map[string]bool{}}
@@ -67,14 +66,14 @@ func commands(id string) provision.Commands {
 	}
 }
 
-// idle are the states of a VM in which it runs no command.
+// idle are the states of a VM without commands.
 const idle = "PENDING PROVISIONING STAGING STOPPED SUSPENDED TERMINATED"
 
 // Undoing implements provision.Provider. Workers delete the groups. They leave the template
-// and the policy. These cost nothing, and are in use until the groups are gone, and the
-// workers with them. If a worker lacks the right to delete, the API refuses the Probe. This
-// assumes that the API checks rights before it looks for the group. Compute Engine chooses
-// the names of the VMs, so a worker lists them.
+// and the policy, which cost nothing, and are in use until the groups and the workers are
+// gone. If a worker may not delete, the API refuses the Probe, provided that the API checks
+// permissions before it looks for the group. Compute Engine chooses the names of the VMs,
+// so a worker lists them.
 func (p *Provider) Undoing(id string, slices ...string) provision.Undoing {
 	zone := fmt.Sprintf("%s/compute/v1/projects/%s/zones/%s/", p.root, p.gcp.Project(), p.gcp.Zone())
 	base := zone + "instanceGroupManagers/"
@@ -105,10 +104,10 @@ func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, erro
 	return p.resource(ctx, v, id)
 }
 
-// List implements provision.Provider. List also returns resources with a template or a
-// policy but no group. If one of the parts is younger than [provision.MakingTime], the
-// resource counts as requested, because its groups may still come. Otherwise it counts as
-// failed, and Delete removes the rest.
+// List implements provision.Provider. It also returns resources with a template or a policy
+// but no group. If a part is younger than [provision.MakingTime], the resource counts as
+// requested, because its groups may still come. Otherwise it counts as failed, and Delete
+// removes the rest.
 func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {
@@ -132,8 +131,8 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// remains returns the resources of the zone that have no group now. living has the names of
-// the other resources. The resource counts as made when its newest part was made.
+// remains returns the resources of the zone without groups. living has the names of the
+// other resources. The time of the newest part counts as the time of the resource.
 func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) ([]provision.Resource, error) {
 	if len(v.groups) == 0 { // look has not read them
 		if err := p.readTemplates(ctx, "", v.templates); err != nil {
@@ -184,8 +183,8 @@ func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) 
 
 func byID(a, b provision.Resource) int { return strings.Compare(a.ID, b.ID) }
 
-// Slices implements provision.Provider. It returns all slices of several VMs. Of the slices
-// of one VM, it returns only those that multihost made.
+// Slices implements provision.Provider. It returns all slices of several VMs, and those
+// slices of one VM that multihost made.
 func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	v, err := p.look(ctx, "")
 	if err != nil {

@@ -23,8 +23,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// callsAtOnce limits calls about single groups and VMs that run at the same time. The API
-// would refuse thousands at once with status 429.
+// callsAtOnce limits concurrent calls about single groups and VMs. The API would refuse
+// thousands with status 429.
 const callsAtOnce = 32
 
 // A reader describes what exists. It is safe for concurrent use.
@@ -33,30 +33,29 @@ type reader struct {
 	calls *api.Client
 	turn  *semaphore.Weighted // calls for guest attributes
 
-	mu     sync.Mutex      // guards what follows
+	mu     sync.Mutex      // guards the fields below
 	told   map[string]told // reports of VMs, by id and start
 	warned map[string]bool
 }
 
 func (p *reader) at() place { return place{p.gcp.Project(), p.gcp.Zone()} }
 
-// A view is the state of a zone at one moment, as the API shows it.
+// A view is what the API shows of a zone at one moment.
 type view struct {
 	groups    []*computepb.InstanceGroupManager // groups of TPU slices
 	templates map[string]*computepb.InstanceTemplate
 	vms       map[string]*computepb.Instance
-	managed   map[string][]*computepb.ManagedInstance // by group
+	managed   map[string][]*computepb.ManagedInstance // by name of the group
 }
 
-// ofTPU reports whether a group has a slice. The slice is one of ours, or it has a
-// topology.
+// ofTPU reports whether a group is a slice: one of ours, or one with a topology.
 func ofTPU(g *computepb.InstanceGroupManager) bool {
 	_, _, ours := described(g.GetDescription())
 	return ours || len(g.GetStatus().GetAppliedAcceleratorTopologies()) > 0 || g.GetResourcePolicies().GetWorkloadPolicy() != ""
 }
 
-// look reads the slices of the zone. If id is not "", it reads only the slices of this
-// resource. If the zone has no group of TPU slices, it makes one call.
+// look reads the slices of the zone, or only those of the resource id if it is not "".
+// Without groups of TPU slices, it makes one call.
 func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {
@@ -97,8 +96,8 @@ func (p *reader) look(ctx context.Context, id string) (v view, err error) {
 	return v, reads.Wait()
 }
 
-// readTemplates puts the templates of the region into the map all. If id is not "", it puts
-// only the template of this resource there.
+// readTemplates puts the templates of the region into the map all, or only the template of
+// the resource id if it is not "".
 func (p *reader) readTemplates(ctx context.Context, id string, all map[string]*computepb.InstanceTemplate) error {
 	if id != "" {
 		t, err := p.calls.Template(ctx, p.at().partName(id))
@@ -127,8 +126,8 @@ func (p *reader) sight(v view, g *computepb.InstanceGroupManager, rec record) si
 	return s
 }
 
-// resource describes the resource id. v has at least one group of it. If slices run, it
-// reads the order of their workers from the VMs.
+// resource describes the resource id, of which v has at least one group. It asks the VMs of
+// running slices for the order of the workers.
 func (p *reader) resource(ctx context.Context, v view, id string) (provision.Resource, error) {
 	template := v.templates[p.at().partName(id)]
 	rec, known := recordIn(template)
@@ -204,7 +203,7 @@ func (p *reader) resource(ctx context.Context, v view, id string) (provision.Res
 	return out, errors.Join(errs...)
 }
 
-// slice describes a slice whose VMs exist.
+// slice describes a slice with VMs.
 func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *computepb.InstanceTemplate) (tpu.Slice, error) {
 	first := s.vms[0]
 	network, _, _ := addresses(first)
@@ -234,7 +233,7 @@ func (p *reader) slice(ctx context.Context, s sight, st state, rec record, t *co
 		if gcp.ClassOf(err) != gcp.Unknown {
 			return out, err // the API did not answer
 		}
-		if rec.ID == "" { // VMs that somebody else has made have no startup script that reports the number
+		if rec.ID == "" { // VMs of other makers have no startup script that reports the number
 			out.Untold = workersOf(names, byName)
 		}
 		return out, nil
@@ -252,7 +251,7 @@ func workersOf(names []string, byName map[string]*computepb.Instance) []tpu.Work
 	return all
 }
 
-// common returns the metadata that all VMs have.
+// common returns the metadata that all VMs share.
 func common(vms []*computepb.Instance) map[string]string {
 	all := items(vms[0].GetMetadata())
 	for _, vm := range vms[1:] {
@@ -277,7 +276,7 @@ func addresses(vm *computepb.Instance) (network, internal, external string) {
 	return path.Base(nic.GetNetwork()), nic.GetNetworkIP(), external
 }
 
-// imageOf returns the build of the image that the VMs of a template boot.
+// imageOf returns the build of a template's image.
 func imageOf(t *computepb.InstanceTemplate) string {
 	for _, d := range t.GetProperties().GetDisks() {
 		if d.GetBoot() {
@@ -287,8 +286,8 @@ func imageOf(t *computepb.InstanceTemplate) string {
 	return ""
 }
 
-// typeOf returns the accelerator type of VMs that somebody else has made. It returns "" if
-// it is not known. A VM without a topology is a slice of its own.
+// typeOf returns the accelerator type of VMs that somebody else has made, or "". A VM
+// without a topology is a slice of its own.
 func typeOf(machine, topology string) string {
 	for _, m := range tpu.Machines() {
 		if m.Name != machine {
@@ -303,10 +302,9 @@ func typeOf(machine, topology string) string {
 	return ""
 }
 
-// order returns the names of the VMs of a slice by the number of their workers. The VMs
-// tell the number in their metadata, if the API shows it. Otherwise they tell it in a guest
-// attribute that their startup script has written. The answer is cached until the VM starts
-// again.
+// order returns the names of the VMs of a slice in the order of their workers. The VMs'
+// metadata have the numbers, if the API shows them. Otherwise a guest attribute has them,
+// which the startup script has written. The answer is cached until the VM starts again.
 func (p *reader) order(ctx context.Context, names []string, vms map[string]*computepb.Instance) ([]string, error) {
 	all := make([]told, len(names))
 	reads, ctx := errgroup.WithContext(ctx)
@@ -322,8 +320,7 @@ func (p *reader) order(ctx context.Context, names []string, vms map[string]*comp
 	return inOrder(names, all)
 }
 
-// ask returns the report of a VM about its place. It returns the zero told if there is no
-// report yet.
+// ask returns the report of a VM about its place, or the zero told.
 func (p *reader) ask(ctx context.Context, vm *computepb.Instance) (told, error) {
 	meta := items(vm.GetMetadata())
 	if t, ok := readTold(vm.GetName(), meta["agent-worker-number"]+" "+meta["worker-network-endpoints"]); ok {
@@ -382,8 +379,8 @@ func isOurs(e *computepb.GuestAttributesEntry, key string) bool {
 	return e.GetNamespace() == "multihost" && e.GetKey() == key
 }
 
-// attributes reads guest attributes of a VM. It returns none if the VM has none, or if
-// guest attributes are switched off.
+// attributes reads guest attributes of a VM. It returns none if there is none, or if guest
+// attributes are off.
 func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {
 	if err := p.turn.Acquire(ctx, 1); err != nil {
 		return nil, context.Cause(ctx)
@@ -397,8 +394,8 @@ func (p *reader) attributes(ctx context.Context, vm, path string) ([]*computepb.
 	return entries, err
 }
 
-// tell reports at once that a resource lacks quota, because waiting does not help then. It
-// also reports a damaged resource.
+// tell reports at once a lack of quota, because waiting does not help then, and a damaged
+// resource.
 func (p *reader) tell(id string, st state) {
 	about := ""
 	switch {

@@ -14,7 +14,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// CheckReservation returns an error of kind fault.Usage if a reservation cannot have this name.
+// CheckReservation returns an error of kind fault.Usage if no reservation can have this
+// name.
 func CheckReservation(name string) error {
 	if reservationRE.MatchString(name) {
 		return nil
@@ -26,8 +27,8 @@ func notReservation(name string) string {
 	return fmt.Sprintf("reservation %q: want NAME, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK", name)
 }
 
-// splitReservation returns the parts of the name of a reservation. If the name has no
-// project, project is own. block may be "".
+// splitReservation returns the parts of a reservation's name. Without a project in name,
+// project is own. block may be "".
 func splitReservation(name, own string) (project, reservation, block string) {
 	project = own
 	if rest, ok := strings.CutPrefix(name, "projects/"); ok {
@@ -66,9 +67,9 @@ func (p *reader) Reserved(ctx context.Context, name string, t tpu.Type, count in
 	return out, nil
 }
 
-// A wish has the needs of slices that are to use a reservation.
+// A wish is what slices need of a reservation.
 type wish struct {
-	owner, project string // owner: the project of the reservation; project: the project of the slices
+	owner, project string // owner: project of the reservation; project: project of the slices
 	machine        string // "ct6e-standard-4t"
 	family         string // "CT6E"
 	vms, chips     int64
@@ -136,7 +137,7 @@ func (w wish) judgeSharing(j *judgement, s *computepb.ShareSettings) {
 	}
 }
 
-// judgeVMs judges a reservation of VMs of one machine type.
+// judgeVMs is judge for a reservation of VMs of one machine type.
 func (w wish) judgeVMs(j *judgement, s *computepb.AllocationSpecificSKUReservation) {
 	has := path.Base(s.GetInstanceProperties().GetMachineType())
 	free := s.GetCount() - s.GetInUseCount()
@@ -156,7 +157,7 @@ func (w wish) judgeVMs(j *judgement, s *computepb.AllocationSpecificSKUReservati
 	}
 }
 
-// judgeChips judges a reservation of chips of one family.
+// judgeChips is judge for a reservation of chips of one family.
 func (w wish) judgeChips(j *judgement, a *computepb.AllocationAggregateReservation) {
 	sum := func(all []*computepb.AllocationAggregateReservationReservedResourceInfo) (n int64) {
 		for _, r := range all {
@@ -179,8 +180,8 @@ func (w wish) judgeChips(j *judgement, a *computepb.AllocationAggregateReservati
 	}
 }
 
-// judgeBlock adds the statements about a block of the reservation to j. ofVMs means that
-// the numbers of the block count VMs.
+// judgeBlock adds the statements about a block of the reservation to j. With ofVMs, the
+// numbers of the block count VMs.
 func (w wish) judgeBlock(j *judgement, b *computepb.ReservationBlock, ofVMs bool) {
 	free := int64(b.GetCount() - b.GetInUseCount())
 	j.text += fmt.Sprintf("; of block %s %d of %d", b.GetName(), free, b.GetCount())

@@ -11,7 +11,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The answers of Compute Engine about a reservation show whether slices can use it.
+// Compute Engine's answers about a reservation show whether slices can use it.
 func TestReservationsAreJudged(t *testing.T) {
 	t.Parallel()
 	const (

@@ -15,8 +15,8 @@ type rights struct {
 	accounts *nodes.Client
 }
 
-// DefaultServiceAccount returns the service account of VMs whose request names none. It
-// returns "" if the project cannot be read.
+// DefaultServiceAccount returns the service account of VMs whose request names none, or ""
+// if the project cannot be read.
 func (r rights) DefaultServiceAccount(ctx context.Context) string {
 	return r.accounts.DefaultServiceAccount(ctx)
 }

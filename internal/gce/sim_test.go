@@ -16,7 +16,7 @@ import (
 )
 
 // The Provider reports what happens to a slice in the simulator, and whether the slice is
-// lost then.
+// then lost.
 func TestLivesOnTheSimulator(t *testing.T) {
 	t.Parallel()
 	none := provision.Decision{}
@@ -25,11 +25,11 @@ func TestLivesOnTheSimulator(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		tier   provision.Tier
-		before string // a fault
-		after  string // a fault, once the slice is active
+		before string
+		after  string // fault once the slice is active
 		life   provision.Life
 		word   string
-		want   provision.Decision // the zero value: not a loss
+		want   provision.Decision // zero: no loss
 	}{
 		"capacity":    {provision.OnDemand, "no-capacity", "", provision.Waiting, "WAITING_FOR_CAPACITY", none},
 		"flex-start":  {provision.FlexStart, "no-capacity", "", provision.Waiting, "WAITING_FOR_CAPACITY", none},

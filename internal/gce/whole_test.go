@@ -15,7 +15,7 @@ import (
 
 // The whole life of a resource on the simulator. Its VMs run the startup script in a real
 // shell. The workers are in the order of their numbers. The slice recovers from a failed
-// host. At the end nothing is left.
+// host. In the end nothing is left.
 func TestOnTheSimulator(t *testing.T) {
 	testkit.NeedWorker(t)
 	server, err := sim.Start(t.Context(), sim.Config{Step: 20 * time.Millisecond, Dir: t.TempDir()})
@@ -50,7 +50,7 @@ func TestOnTheSimulator(t *testing.T) {
 		t.Fatalf("got %+v, %v", res, err)
 	}
 	until("no capacity", func(r provision.Resource) bool {
-		why := p.Explain(ctx, r, 0) // the advice is right, too, once the request is deleted
+		why := p.Explain(ctx, r, 0) // the advice stays right after the deletion of the request
 		return r.Life == provision.Waiting && strings.Contains(why.Reason, "does not have enough resources") && why.Again == "try another zone with --zone=ZONE, or another tier: --flex-start"
 	})
 	_, err = server.Clear("all")
@@ -69,7 +69,7 @@ func TestOnTheSimulator(t *testing.T) {
 				t.Errorf("got %q of %q, %v", keys, name, err)
 			}
 		}
-		// The simulator never numbers the workers in the order of their names.
+		// The simulator's workers are never in the order of their names.
 		if len(s.Workers) != 2 || s.Workers[0].Name < s.Workers[1].Name {
 			t.Errorf("got %+v", s.Workers)
 		}

@@ -1,10 +1,9 @@
 // Package api makes single calls of Compute Engine for slices: their groups, templates and
-// workload policies, and their VMs. It knows the requests and their answers, and judges
-// nothing.
+// workload policies, and their VMs. It knows requests and answers, and decides nothing.
 //
 // A change returns when its operation has ended, except for the deletion of a group. Every
-// change has a request id, which stays the same when the call is repeated. So a call whose
-// answer was lost changes nothing twice.
+// change has a request id, which stays the same in a retry. So a retry after a lost answer
+// changes nothing twice.
 package api
 
 import (
@@ -24,8 +23,8 @@ import (
 	"multihost/internal/gcp/computeop"
 )
 
-// operationLimit is how long one change may take. The operation of a group ends when the
-// request is accepted. Other operations take seconds.
+// operationLimit limits one change. The operation of a group ends when Compute Engine
+// accepts the request. Other operations take seconds.
 const operationLimit = 10 * time.Minute
 
 // A Client makes calls for one project and zone, and its region. It is safe for concurrent
@@ -59,7 +58,7 @@ func (c *Client) clients(ctx context.Context) (clients, error) {
 		if opts, c.err = c.gcp.ComputeOptions(ctx); c.err != nil {
 			return
 		}
-		ctx := context.WithoutCancel(ctx) // they live as long as c
+		ctx := context.WithoutCancel(ctx) // the clients live as long as c
 		var errs [8]error
 		c.of.policies, errs[0] = compute.NewResourcePoliciesRESTClient(ctx, opts...)
 		c.of.templates, errs[1] = compute.NewRegionInstanceTemplatesRESTClient(ctx, opts...)
@@ -120,7 +119,7 @@ func (c *Client) send(ctx context.Context, what string, call sender) (*computepb
 	})
 }
 
-// change does what send does, and then waits until the change has been made.
+// change is send, and then waits until the change has been made.
 func (c *Client) change(ctx context.Context, what string, call sender) error {
 	op, err := c.send(ctx, what, call)
 	if err != nil {

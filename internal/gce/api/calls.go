@@ -18,7 +18,7 @@ func (c *Client) Groups(ctx context.Context) ([]*computepb.InstanceGroupManager,
 	})
 }
 
-// Managed returns the VMs that a group has, and the VMs that it will get.
+// Managed returns the present and future VMs of a group.
 func (c *Client) Managed(ctx context.Context, group string) ([]*computepb.ManagedInstance, error) {
 	return list(ctx, c, fmt.Sprintf("list VMs of group %q", group), func(ctx context.Context, of clients) *compute.ManagedInstanceIterator {
 		return of.groups.ListManagedInstances(ctx, &computepb.ListManagedInstancesInstanceGroupManagersRequest{
@@ -48,23 +48,23 @@ func (c *Client) Policies(ctx context.Context) ([]*computepb.ResourcePolicy, err
 	})
 }
 
-// Group returns one group. The error is of class gcp.NotFound if there is none.
+// Group returns one group. If it does not exist, the error is of class gcp.NotFound.
 func (c *Client) Group(ctx context.Context, name string) (*computepb.InstanceGroupManager, error) {
 	return get(ctx, c, fmt.Sprintf("read group %q", name), func(ctx context.Context, of clients) (*computepb.InstanceGroupManager, error) {
 		return of.groups.Get(ctx, &computepb.GetInstanceGroupManagerRequest{Project: c.project(), Zone: c.zone(), InstanceGroupManager: name}, gcp.NoRetry())
 	})
 }
 
-// Template returns one instance template of the region. The error is of class gcp.NotFound
-// if there is none.
+// Template returns one instance template of the region. If it does not exist, the error is
+// of class gcp.NotFound.
 func (c *Client) Template(ctx context.Context, name string) (*computepb.InstanceTemplate, error) {
 	return get(ctx, c, fmt.Sprintf("read instance template %q", name), func(ctx context.Context, of clients) (*computepb.InstanceTemplate, error) {
 		return of.templates.Get(ctx, &computepb.GetRegionInstanceTemplateRequest{Project: c.project(), Region: c.region(), InstanceTemplate: name}, gcp.NoRetry())
 	})
 }
 
-// Policy returns one resource policy of the region. The error is of class gcp.NotFound if
-// there is none.
+// Policy returns one resource policy of the region. If it does not exist, the error is of
+// class gcp.NotFound.
 func (c *Client) Policy(ctx context.Context, name string) (*computepb.ResourcePolicy, error) {
 	return get(ctx, c, fmt.Sprintf("read workload policy %q", name), func(ctx context.Context, of clients) (*computepb.ResourcePolicy, error) {
 		return of.policies.Get(ctx, &computepb.GetResourcePolicyRequest{Project: c.project(), Region: c.region(), ResourcePolicy: name}, gcp.NoRetry())
@@ -78,16 +78,16 @@ func (c *Client) Instance(ctx context.Context, name string) (*computepb.Instance
 	})
 }
 
-// Machine returns one machine type of the zone. The error is of class gcp.NotFound if the
-// zone does not have it.
+// Machine returns one machine type of the zone. If the zone does not have it, the error is
+// of class gcp.NotFound.
 func (c *Client) Machine(ctx context.Context, name string) (*computepb.MachineType, error) {
 	return get(ctx, c, fmt.Sprintf("read machine type %q", name), func(ctx context.Context, of clients) (*computepb.MachineType, error) {
 		return of.machines.Get(ctx, &computepb.GetMachineTypeRequest{Project: c.project(), Zone: c.zone(), MachineType: name}, gcp.NoRetry())
 	})
 }
 
-// Reservation returns one reservation of the zone. The reservation belongs to project,
-// which may be another project. The error is of class gcp.NotFound if there is none.
+// Reservation returns one reservation of the zone, which may belong to another project. If
+// it does not exist, the error is of class gcp.NotFound.
 func (c *Client) Reservation(ctx context.Context, project, name string) (*computepb.Reservation, error) {
 	r := new(computepb.Reservation)
 	return r, c.gcp.ReadCompute(ctx, fmt.Sprintf("read reservation %q", name), fmt.Sprintf("projects/%s/zones/%s/reservations/%s", url.PathEscape(project), c.zone(), name), r)
@@ -101,14 +101,14 @@ func (c *Client) Block(ctx context.Context, project, reservation, name string) (
 	return answer.GetResource(), err
 }
 
-// Newest returns the newest image of a family that is not deprecated.
+// Newest returns the newest image of a family, without deprecated ones.
 func (c *Client) Newest(ctx context.Context, project, family string) (*computepb.Image, error) {
 	return get(ctx, c, fmt.Sprintf("find image of family %q", family), func(ctx context.Context, of clients) (*computepb.Image, error) {
 		return of.images.GetFromFamily(ctx, &computepb.GetFromFamilyImageRequest{Project: project, Family: family}, gcp.NoRetry())
 	})
 }
 
-// Attributes returns the guest attributes of a VM below a path: "hostkeys/".
+// Attributes returns the guest attributes of a VM below a path, for example "hostkeys/".
 func (c *Client) Attributes(ctx context.Context, vm, path string) ([]*computepb.GuestAttributesEntry, error) {
 	answer, err := get(ctx, c, fmt.Sprintf("read guest attributes of VM %q", vm), func(ctx context.Context, of clients) (*computepb.GuestAttributes, error) {
 		return of.instances.GetGuestAttributes(ctx, &computepb.GetGuestAttributesInstanceRequest{Project: c.project(), Zone: c.zone(), Instance: vm, QueryPath: &path}, gcp.NoRetry())
@@ -116,8 +116,7 @@ func (c *Client) Attributes(ctx context.Context, vm, path string) ([]*computepb.
 	return answer.GetQueryValue().GetItems(), err
 }
 
-// Console returns the last bytes, at most n, that a VM has written to its first serial
-// port.
+// Console returns at most the last n bytes that a VM has written to its first serial port.
 func (c *Client) Console(ctx context.Context, vm string, n int64) (string, error) {
 	answer, err := get(ctx, c, fmt.Sprintf("read serial console of VM %q", vm), func(ctx context.Context, of clients) (*computepb.SerialPortOutput, error) {
 		start := -n // counted from the end
@@ -140,7 +139,7 @@ func (c *Client) InsertTemplate(ctx context.Context, t *computepb.InstanceTempla
 	})
 }
 
-// InsertGroup makes a group. Its VMs may come long after that.
+// InsertGroup makes a group. Its VMs may come much later.
 func (c *Client) InsertGroup(ctx context.Context, g *computepb.InstanceGroupManager) error {
 	return c.change(ctx, fmt.Sprintf("create group %q", g.GetName()), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
 		return of.groups.Insert(ctx, &computepb.InsertInstanceGroupManagerRequest{Project: c.project(), Zone: c.zone(), RequestId: request, InstanceGroupManagerResource: g})
@@ -169,9 +168,8 @@ func (c *Client) DeleteGroup(ctx context.Context, name string) error {
 	return err
 }
 
-// SetMetadata replaces the metadata of a VM. m has the fingerprint of the metadata that it
-// replaces. If somebody has changed the metadata in the meantime, the error is of class
-// gcp.Conflict.
+// SetMetadata replaces the metadata of a VM. m has the fingerprint of the old metadata. If
+// somebody has changed the metadata meanwhile, the error is of class gcp.Conflict.
 func (c *Client) SetMetadata(ctx context.Context, vm string, m *computepb.Metadata) error {
 	return c.change(ctx, fmt.Sprintf("change metadata of VM %q", vm), func(ctx context.Context, of clients, request *string) (*compute.Operation, error) {
 		return of.instances.SetMetadata(ctx, &computepb.SetMetadataInstanceRequest{Project: c.project(), Zone: c.zone(), RequestId: request, Instance: vm, MetadataResource: m})

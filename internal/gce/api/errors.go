@@ -8,7 +8,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// A SlowError says that a change did not end within its limit. It may still happen.
+// A SlowError says that a change did not end within its limit. It may still end.
 type SlowError struct {
 	What      string // "create group \"m\""
 	Operation string
