@@ -23,20 +23,20 @@ import (
 	"multihost/internal/workers"
 )
 
-// An inheritance is the knowledge about an earlier runner's command on the slices of a job.
+// An inheritance is what a job knows about an earlier runner's command on its slices.
 type inheritance struct {
-	// inherited: the resource already existed when this process started. A command of an
-	// earlier runner may be running on it until its workers have said that none does.
+	// inherited: the resource existed when this process started. Until its workers have
+	// answered, a command of an earlier runner may be running on it.
 	inherited bool
 	worked    bool // every worker has answered at least once
 
 	lives bool // the command of this run is running on some worker
-	ended bool // it has ended on some worker, and no user was told how
-	asked bool // some worker has said whether the command is running there
+	ended bool // the command has ended on some worker, and no user was told how
+	asked bool // some worker has answered whether the command is running there
 }
 
-// mayLive reports whether a command of an earlier runner may be running on the slices. It
-// may if a worker has said so, or if no worker has answered yet.
+// mayLive reports whether a command of an earlier runner may be running on the slices: a
+// worker has said so, or no worker has answered yet.
 func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.lives || !h.asked) }
 
 // mayHaveLogs reports whether an earlier runner's command has run on the slices, and this
@@ -45,15 +45,14 @@ func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.
 
 // losesLogs reports whether deleting the slices may delete logs of an earlier runner's
 // command that are not on this machine. tried is how many attempts this command has started
-// or taken over. slices says whether slices exist. Their workers may not have been asked
+// or taken over. slices says whether slices exist. Perhaps nobody has asked their workers
 // yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {
 	return h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }
 
-// An earlier runner may have left a queued resource, and this job may end before it has
-// taken that resource over. leaves says why the job must not delete the resource then. It
-// returns "" if the job may delete it. Only the user's choice or the end of the time to
+// leaves returns why the job must not delete a resource of an earlier runner that it has
+// not taken over yet, or "" if it may. Only the user's choice or the end of the time to
 // live ends a running command.
 func (h inheritance) leaves(life provision.Life, err error) string {
 	switch {
@@ -70,7 +69,7 @@ func (h inheritance) leaves(life provision.Life, err error) string {
 }
 
 // hears returns the inheritance after workers were asked for their runs. run is the name of
-// the job's run. errs has an error for each worker that did not answer.
+// the job's run. errs has an error for each worker without an answer.
 func (h inheritance) hears(run string, runs []workers.FoundRun, errs []error) inheritance {
 	for _, f := range runs {
 		ours := f.Info.Run == run && f.Info.Mine
@@ -81,13 +80,13 @@ func (h inheritance) hears(run string, runs []workers.FoundRun, errs []error) in
 	return h
 }
 
-// An adoption keeps the lease of slices that exist while the job waits for others. The
-// zero value holds none. Its methods are safe for concurrent use.
+// An adoption renews the lease of existing slices while the job waits for others. The zero
+// value has no slices. Its methods are safe for concurrent use.
 type adoption struct {
 	mu sync.Mutex
 	inheritance
-	slices map[string]tpu.Slice // slices that exist, by name
-	stop   map[string]func()    // functions that end the renewals and the connections, by UID, for slices whose workers all answer
+	slices map[string]tpu.Slice // existing slices, by name
+	stop   map[string]func()    // functions that end renewals and connections, by UID of slices whose workers all answer
 }
 
 // now returns the present knowledge about an earlier runner's command.
@@ -97,13 +96,12 @@ func (a *adoption) now() inheritance {
 	return a.inheritance
 }
 
-// commandLives reports whether a worker has said that the command of this run is running
-// there, since the job last waited for the slices.
+// commandLives reports whether, since the job last waited for the slices, a worker has said
+// that the command of this run is running there.
 func (a *adoption) commandLives() bool { return a.now().lives }
 
-// forget drops the knowledge about the slices of an earlier attempt, so that the next
-// attempt asks again. If the next attempt cannot reach the command for long enough, the
-// command counts as lost.
+// forget drops what is known of the slices of an earlier attempt, so that the next attempt
+// asks again. A command that the next attempt cannot reach for long enough counts as lost.
 func (a *adoption) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,15 +116,15 @@ func (a *adoption) ask(ctx context.Context, t *workers.Connected, run string) {
 	a.inheritance = a.hears(run, runs, errs)
 }
 
-// decided records that an attempt has asked all workers for the runs that they know.
+// decided records that an attempt has asked all workers for their runs.
 func (a *adoption) decided() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked = true
 }
 
-// keep stores end for the slice with this UID: release will call it. If keep has stored a
-// function for this slice before, it calls that older function at once.
+// keep stores end for the slice with this UID: release will call it. A function that keep
+// has stored for this slice before is called at once.
 func (a *adoption) keep(uid string, end func()) {
 	a.mu.Lock()
 	before := a.stop[uid]
@@ -155,8 +153,8 @@ func (a *adoption) exists(s tpu.Slice) (all []tpu.Slice) {
 	return all
 }
 
-// release ends the renewals and the connections that keep the lease. The slices may be
-// deleted after that.
+// release ends the renewals and the connections that keep the lease. Then the slices may be
+// deleted.
 func (a *adoption) release() {
 	a.mu.Lock()
 	stop := a.stop
@@ -167,9 +165,8 @@ func (a *adoption) release() {
 	}
 }
 
-// bootLimit is how long the workers of existing slices may take to answer. If a command may
-// be running on them, the job waits as long as it waits for the lost worker of a followed
-// run.
+// bootLimit limits how long the workers of existing slices may take to answer. If a command
+// may be running on them, it is the limit for a lost worker of a followed run.
 func (q *queued) bootLimit() time.Duration {
 	limit, lost := q.o.BootLimit, q.o.Run.Patience.Lost
 	if !q.held.now().mayLive() {
@@ -181,14 +178,14 @@ func (q *queued) bootLimit() time.Duration {
 	return max(limit, lost)
 }
 
-// adoptRound limits the first tries to connect to the workers of a slice. After adoptRound,
-// the job tells the workers that answer that a runner exists. adoptRound must be short,
-// because --lease may be as short as a minute.
+// adoptRound limits the first tries to connect to the workers of a slice. Then the job
+// tells the workers that answer that a runner exists. adoptRound must be short, because
+// --lease may be a minute only.
 const adoptRound = 30 * time.Second
 
-// adopt checks whether every worker of a slice answers, as Probe does. It asks those
-// workers that answer whether a command of an earlier runner lives there. It also tells
-// them that a runner has come, because the others may take longer than --lease. If all
+// adopt checks whether every worker of a slice answers, like Probe. It asks workers that
+// answer whether a command of an earlier runner is active there. It also tells them that a
+// runner has come, because other workers may take longer than --lease to answer. If all
 // answer, it renews the lease until release is called.
 func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	all := q.held.exists(s)
@@ -202,7 +199,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	if err != nil {
 		return err
 	}
-	if q.terms.On() { // errors here are reported when the run makes its own connections
+	if q.terms.On() { // the run reports errors when it makes its own connections
 		q.renewal().ArmEach(ctx, t, delivery(q.o.Run), func(ctx context.Context, i int) error {
 			_, err := lease.Adopt(ctx, t.Conns[i], q.Agents.Sums(), q.terms)
 			return err
@@ -214,7 +211,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	if len(failed) > 0 {
 		t.Close()
 		if q.held.commandLives() {
-			return nil // the command is taken over on the workers that answer
+			return nil // the run takes over the command on the workers that answer
 		}
 		return workers.Failures(stage.Connect, sel.Workers(), failed)
 	}
@@ -229,8 +226,8 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 	return nil
 }
 
-// ifLeft says what happens to the requested slices if the user leaves this process before
-// the command has started.
+// ifLeft says what happens to the requested slices if the user ends this process before the
+// command has started.
 func (q *queued) ifLeft() string {
 	text := "nobody starts the command until the same command is typed again; "
 	switch {
@@ -242,8 +239,8 @@ func (q *queued) ifLeft() string {
 	return text + "its slices delete themselves " + stage.AsTyped(q.terms.TTL) + " after the request (--ttl)"
 }
 
-// leavesFor does what leaves does, after it has asked the workers again. If somebody typed
-// the same job on another machine, that machine may have started the command first.
+// leavesFor is leaves after asking the workers again. If somebody gave the same job on
+// another machine, that machine may have started the command first.
 func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) string {
 	if q.mine.Tried == 0 {
 		if why := q.held.now().leaves(life, err); why != "" {
@@ -256,9 +253,8 @@ func (q *queued) leavesFor(ctx context.Context, life provision.Life, err error) 
 	return keptFor(q.othersRuns(ctx))
 }
 
-// keptFor says why slices must stay because of runs that other runners have started on
-// them. It returns "" if the slices may go. A run that nobody has followed to its end may
-// have its logs on the workers only.
+// keptFor says why slices must stay because of other runners' runs on them, or "". If
+// nobody has followed a run to its end, its logs may be on the workers only.
 func keptFor(runs []workers.FoundRun) string {
 	if slices.ContainsFunc(runs, lives) {
 		return "a command runs on it that this one has neither started nor taken over"
@@ -274,9 +270,8 @@ func keptFor(runs []workers.FoundRun) string {
 func lives(f workers.FoundRun) bool { return f.Info.Alive() }
 
 const (
-	// A look for commands of other runners waits for the list of slices. listLimit limits
-	// that wait. A slow or missing answer of the API does not mean that there are no such
-	// commands.
+	// listLimit limits the wait for the list of slices, before a look for commands of other
+	// runners. Without the API's answer, there may still be such commands.
 	listLimit = 10 * time.Minute
 	// lookLimit limits the look at the workers of these slices.
 	lookLimit = 30 * time.Second
@@ -288,8 +283,8 @@ func (q *queued) othersLive(ctx context.Context) bool {
 }
 
 // othersRuns asks worker 0 of each slice of the job for the commands that other runners
-// have started there. They may be of this job or of another run. Workers that do not answer
-// within answerLimit count as booting machines.
+// have started there, for this job or another run. A worker that does not answer within
+// answerLimit counts as booting.
 func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	sel := readySlices(ctx, q.Reach, q.o.Request.ID)
 	if len(sel.Slices) == 0 {
@@ -304,15 +299,14 @@ func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	defer t.Close()
 	runs, _ := t.Runs(ctx)
 	return slices.DeleteFunc(runs, func(f workers.FoundRun) bool {
-		// If this runner began the attempt and the start then failed, the attempt is its
-		// own.
+		// An attempt that this runner began is its own, even if the start failed.
 		mine := f.Info.Attempt <= q.mine.Last && slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool { return q.mine.HasBegunOn(sel.Slices[id.Slice].UID) })
 		return f.Info.Run == q.o.Run.Run && (f.Info.Owner == q.Owner || mine)
 	})
 }
 
-// readySlices returns the slices of a resource that are ready. It returns none if the API
-// does not list them.
+// readySlices returns the ready slices of a resource, or none if the API does not list
+// them.
 func readySlices(ctx context.Context, d *workers.Reach, id string) (sel tpu.Selection) {
 	ctx, cancel := d.Detached(ctx, listLimit)
 	defer cancel()

@@ -10,18 +10,18 @@ import (
 
 // Budget is how many further attempts a run may make.
 type Budget struct {
-	Restarts    int // further attempts after failures of the command
-	Preemptions int // further attempts after losses for which the command is not to blame; negative: no limit
+	Restarts    int // after failures of the command
+	Preemptions int // after losses that the command did not cause; negative: no limit
 
-	// LossFlag is the flag that limits Preemptions; "" is --max-preemptions.
+	// LossFlag is the flag that limits Preemptions; "" means --max-preemptions.
 	LossFlag string
 }
 
 const (
-	// A failure counts as quick if it comes within quickFailure of the start. quickFailure
-	// is long enough for an interpreter to load its modules and find that one is missing.
+	// A failure is quick if it comes within quickFailure of the start. In that time an
+	// interpreter loads its modules and finds that one is missing.
 	quickFailure = 15 * time.Second
-	// maxQuick is how many quick failures in a row a run may have.
+	// maxQuick limits quick failures in a row.
 	maxQuick = 3
 )
 
@@ -29,11 +29,11 @@ const (
 type ledger struct {
 	Budget
 	restarts, preemptions int
-	quick                 int // failures within seconds of the start, in a row
+	quick                 int // quick failures in a row
 }
 
-// spend takes one further attempt after f out of the budget. refusal says why there may be
-// no further attempt. It is "" if the attempt is paid.
+// spend pays for a further attempt after f. refusal says why there may be no further
+// attempt; "" if the budget has paid.
 func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	l.countQuick(f)
 	switch f.Cause {
@@ -61,7 +61,7 @@ func (l *ledger) spend(f *stage.Failure) (refusal string) {
 	return "nothing is tried again"
 }
 
-// pay is spend for a loss before an attempt has begun. The error says why the run ends.
+// pay is spend for a loss before the begin of an attempt. The error says why the run ends.
 func (l *ledger) pay(f *stage.Failure) error {
 	if refusal := l.spend(f); refusal != "" {
 		return &stage.Failure{Cause: stage.Refused, Why: f.Error() + "; " + refusal, Err: f.Err}
@@ -72,11 +72,11 @@ func (l *ledger) pay(f *stage.Failure) error {
 // patient reports whether further attempts may follow the first one.
 func (l *ledger) patient() bool { return l.Restarts > 0 || l.Preemptions != 0 }
 
-// refund gives the cost of the last loss back, because nothing was lost.
+// refund gives back the cost of the last loss, because nothing was lost.
 func (l *ledger) refund() { l.preemptions-- }
 
-// countQuick counts quick failures. A preemption does not count, because it says
-// nothing about the attempt that it cut short.
+// countQuick counts quick failures. It skips a preemption, which says nothing about the
+// attempt that it ended.
 func (l *ledger) countQuick(f *stage.Failure) {
 	switch {
 	case f.Cause == stage.Preempted || f.Cause == stage.Maintenance:
@@ -106,8 +106,7 @@ func (l *ledger) count(f *stage.Failure) string {
 	return fmt.Sprintf("%s %d of %d", what, used, limit)
 }
 
-// pause is how long to wait before the next attempt. After quick failures the pause
-// grows, so that they are not repeated at once.
+// pause returns how long to wait before the next attempt. It grows after quick failures.
 func (l *ledger) pause() time.Duration {
 	if l.quick == 0 {
 		return 0

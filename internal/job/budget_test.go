@@ -15,7 +15,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestBudgets says which failures are followed by another attempt.
 func TestBudgets(t *testing.T) {
 	app := func(code int, ran time.Duration) *stage.Failure {
 		return &stage.Failure{Cause: stage.Application, Code: code, Ran: ran}
@@ -28,8 +27,8 @@ func TestBudgets(t *testing.T) {
 		story    string
 		budget   Budget
 		failures []*stage.Failure
-		again    string // y or n for each failure
-		refusal  string // refusal after the last failure
+		again    string // y or n for each failure: another attempt follows
+		refusal  string // after the last failure
 	}{
 		{"by default a command that fails is not started again", Budget{Preemptions: -1}, []*stage.Failure{app(1, hour)}, "n", "--max-restarts is 0"},
 		{"restarts are counted", Budget{Restarts: 2}, []*stage.Failure{app(1, hour), app(1, hour), app(1, hour)}, "yyn", "--max-restarts=2 are used up"},
@@ -66,8 +65,8 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// TestLostContact distinguishes two workers: one does not answer, and one refuses. Only the
-// one that does not answer deserves another attempt.
+// Of two workers, one does not answer, and one refuses. Only the first case deserves
+// another attempt.
 func TestLostContact(t *testing.T) {
 	dial := &remote.ConnectError{Host: "s0w0", Stage: remote.StageDial, Err: errors.New("connection refused")}
 	auth := &remote.ConnectError{Host: "s0w0", Stage: remote.StageAuth, Err: remote.ErrKeyRefused}
@@ -108,7 +107,7 @@ func TestLostContact(t *testing.T) {
 	}
 }
 
-// If a supposed loss turns out to be none, it costs nothing.
+// A supposed loss that is none costs nothing.
 func TestALossThatWasNoneIsPaidBack(t *testing.T) {
 	books := &ledger{Budget: Budget{Preemptions: 1}}
 	for n := range 3 {

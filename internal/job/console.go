@@ -11,7 +11,7 @@ import (
 )
 
 // keepConsoles writes the serial consoles of VMs that did not answer in time into the
-// directory of the run. The consoles are gone when the slices are deleted. cause is why the
+// directory of the run, because they are gone once the slices are deleted. cause is why the
 // wait for the slices failed.
 func keepConsoles(d Deps, run string, cause error) {
 	var late *provision.DeadlineError

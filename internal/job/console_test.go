@@ -35,7 +35,7 @@ func TestConsolesOfVMsThatDidNotAnswerAreKept(t *testing.T) {
 		t.Errorf("said %v", said.Notes())
 	}
 	testkit.Must(t, os.RemoveAll(dir))
-	testkit.Must(t, os.WriteFile(dir, nil, 0o600)) // no directory can be made there
+	testkit.Must(t, os.WriteFile(dir, nil, 0o600)) // no directory can be made in place of a file
 	keepConsoles(d, "r", late)
 	if !said.Said(event.Warn, "the console could not be kept: ") {
 		t.Errorf("said %v", said.Notes())

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// If the error itself names the cause, the cloud is not asked.
+// If the error names the cause, multihost does not ask the cloud.
 func TestACauseThatTheErrorSays(t *testing.T) {
 	t.Parallel()
 	stop := &stage.Interrupted{Signal: syscall.SIGTERM}
@@ -45,7 +45,7 @@ func TestACauseThatTheErrorSays(t *testing.T) {
 	}
 }
 
-// The signs come from the end that is blamed, and from each worker.
+// The signs come from the end that is the cause, and from each worker.
 func TestSignsOfTheWorkers(t *testing.T) {
 	t.Parallel()
 	ends := func(exits ...launch.Exit) *follow.Following {
@@ -84,7 +84,7 @@ func TestSignsOfTheWorkers(t *testing.T) {
 }
 
 // Slices are protected if an earlier runner may have left something on them. The protection
-// ends when it is known that nothing is there, or when somebody chooses otherwise.
+// ends when nothing is known to be there, or when the user chooses otherwise.
 func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	t.Parallel()
 	mine := func(phase launch.Phase) workers.FoundRun {
@@ -127,7 +127,7 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	}
 }
 
-// A worker can report any error while its slice is being taken away. A mistake of the user
+// While its slice is being taken away, a worker can report any error. A mistake of the user
 // is not a loss.
 func TestWhichErrorsMayBeALoss(t *testing.T) {
 	t.Parallel()
@@ -178,8 +178,8 @@ func TestWhetherAnotherAttemptFollows(t *testing.T) {
 	}
 }
 
-// Slices stay as long as another runner's command needs them. They stay longer if nobody
-// has followed that command.
+// Slices stay as long as another runner's command needs them, and longer if nobody has
+// followed that command.
 func TestWhatAnotherRunnerHasOnTheSlices(t *testing.T) {
 	t.Parallel()
 	run := func(phase launch.Phase) workers.FoundRun {

@@ -32,16 +32,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A shelf is a provider whose slices are there as soon as they are requested.
+// A shelf is a provider whose slices exist as soon as they are requested.
 type shelf struct {
 	provision.Provider
-	taken    func() bool // whether the first slices are taken away; nil: they are not
-	readOnly bool        // the client of a dry run
-	workers  int         // workers of the slice
-	refuses  error       // error of a deletion; nil: the deletion is done
-	stateDir string      // where the machine of the job keeps its records
+	taken    func() bool // whether the first slices are taken away; nil: no
+	readOnly bool        // client of a dry run
+	workers  int
+	refuses  error  // error of a deletion
+	stateDir string // directory of this machine's records
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	requests []provision.Request
 	deleted  int
 }
@@ -63,8 +63,7 @@ func (s *shelf) Get(_ context.Context, id string) (provision.Resource, error) {
 	return res, nil
 }
 
-// born is when the n-th resource was made. The time is by another clock than this
-// machine's.
+// born is when the n-th resource was made, by another clock than this machine's.
 func born(n int) time.Time { return time.Date(2026, time.January, n, 0, 0, 0, 0, time.UTC) }
 
 func (s *shelf) Slices(ctx context.Context) ([]tpu.Slice, error) {
@@ -98,15 +97,15 @@ func (s *shelf) Delete(context.Context, string, provision.DeleteOptions) (bool, 
 
 func (s *shelf) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
 
-// onShelf returns the arguments of a job on a shelf. Its worker consists of processes of
-// this machine.
+// onShelf returns the arguments of a job on a shelf. Its worker is processes of this
+// machine.
 func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, *localworker.Worker) {
 	t.Helper()
 	d, o, cloud, said, machines := onShelfWith(t, 1, script)
 	return d, o, cloud, said, machines[0]
 }
 
-// onShelfWith does what onShelf does, with several workers.
+// onShelfWith is onShelf with several workers.
 func onShelfWith(t *testing.T, workers int, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, []*localworker.Worker) {
 	t.Helper()
 	code, cloud, fleet := t.TempDir(), &shelf{workers: workers}, localworker.Fleet{}
@@ -177,8 +176,8 @@ func TestAJobGoesOnAfterALoss(t *testing.T) {
 	}
 }
 
-// A job that is typed again finds no command of its first runner. If its own start then
-// fails, there are no logs of the first runner to lose, and no warning about them appears.
+// A repeated job finds no command of its first runner. If its own start then fails, the
+// first runner has no logs to lose, and no warning about them appears.
 func TestAJobThatIsTypedAgainLosesNoLogs(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, _ := onShelf(t, "true")
@@ -194,9 +193,9 @@ func TestAJobThatIsTypedAgainLosesNoLogs(t *testing.T) {
 	}
 }
 
-// A job is typed again while a worker is away. It finds its command on the other worker,
-// even if the workers hold no lease. It reboots nothing, names the missing worker, and goes
-// on when that worker is back.
+// A job is repeated while one worker does not answer. It finds its command on the other
+// worker, even without a lease there. It reboots nothing, names the missing worker, and
+// continues when that worker answers.
 func TestAJobThatIsTypedAgainWhileAWorkerIsAway(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, machines := onShelfWith(t, 2, localworker.UntilAllowed+"echo done")
@@ -230,8 +229,8 @@ func TestAJobThatIsTypedAgainWhileAWorkerIsAway(t *testing.T) {
 	}
 }
 
-// A failure of the command is not a loss. The command does not start again without a
-// budget. Its slices stay if the user wants to look at them.
+// A failure of the command is not a loss. Without a budget the command does not start
+// again. The slices stay if the user wants to look at them.
 func TestAJobWhoseCommandFails(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, _ := onShelf(t, "exit 3")
@@ -240,7 +239,7 @@ func TestAJobWhoseCommandFails(t *testing.T) {
 	if err != nil || out.Code != 3 || len(cloud.requests) != 1 || cloud.deleted != 0 || !said.Said(event.Warn, "stays (--keep-on-failure)") {
 		t.Errorf("%+v, %v; %d requests, %d deletions; said %v", out, err, len(cloud.requests), cloud.deleted, said.Notes())
 	}
-	// Now a run with a budget works on the slices that stayed.
+	// Now a run with a budget works on these slices.
 	o.Run.Run, o.Run.MaxRestarts = "again", 1
 	o.Run.Script = "if [ -e ~/second ]; then exit 0; else touch ~/second; exit 4; fi"
 	p, err := PlanRun(t.Context(), d, o.Run)
@@ -253,14 +252,14 @@ func TestAJobWhoseCommandFails(t *testing.T) {
 	}
 }
 
-// A hurried clock shortens every wait. It shows the real time, as the workers' clocks do,
-// because a stop counts only for runners that began before the stop.
+// A hurried clock shortens every wait. It shows the real time, like the workers' clocks,
+// because a stop counts only for runners that began before it.
 type hurried struct{ gcp.Clock }
 
 func (hurried) After(d time.Duration) <-chan time.Time { return time.After(d / 100) }
 
-// If somebody stops the run between two attempts, the run ends as if the command had been
-// stopped.
+// If somebody stops the run between two attempts, it ends as if somebody had stopped the
+// command.
 func TestAStopBetweenTwoAttempts(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, machine := onShelf(t, "exit 3")
@@ -289,9 +288,9 @@ func TestAStopBetweenTwoAttempts(t *testing.T) {
 	}
 }
 
-// The runner of a job dies while it deletes the slices after a success. The same job typed
-// again knows the success and goes on with the deletion. Another job with the same name
-// does not.
+// The runner of a job dies while it deletes the slices after a success. The same job given
+// again knows the success and continues the deletion. Another job of the same name does
+// not.
 func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -325,13 +324,13 @@ func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 			d, o, cloud, said, _ := onShelf(t, "echo ran")
 			o.Request.Mark("m", "ann")
 			o.Request.MarkJob("m")
-			cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // the effect is as if the runner had died
+			cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // as if the runner had died
 			if out, err := Job(t.Context(), d, o); out.Code != 0 || !stage.Is(err, stage.Teardown) {
 				t.Fatalf("%+v, %v", out, err)
 			}
 			cloud.refuses = nil
 			tt.change(&o, cloud)
-			for _, more := range []int{0, 1} { // once the job has finished with the slices, the same job typed again is a new one
+			for _, more := range []int{0, 1} { // once the job is done with the slices, the same job given again is a new one
 				if out, err := Job(t.Context(), d, o); out.Code != 0 || err != nil {
 					t.Fatalf("%+v, %v, said %v", out, err, said.Notes())
 				}
@@ -346,8 +345,8 @@ func TestASuccessIsKnownWhenTheRunnerDiedDuringTheDeletion(t *testing.T) {
 	}
 }
 
-// A job takes over a command that began with older code. When its runner dies during the
-// deletion, the success is none of the code of now.
+// A job takes over a command that began with older code. Its runner dies during the
+// deletion. The success does not count for the present code.
 func TestASuccessOfOlderCodeIsNone(t *testing.T) {
 	t.Parallel()
 	d, o, cloud, said, machine := onShelf(t, localworker.UntilAllowed+"echo ran")
@@ -360,7 +359,7 @@ func TestASuccessOfOlderCodeIsNone(t *testing.T) {
 	machine.Allow(t)
 	testkit.Must(t, os.WriteFile(filepath.Join(o.Run.Dir, "more"), nil, 0o600))
 	o.Run.Detach = false
-	cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // the effect is as if the runner had died
+	cloud.refuses = &gcp.Error{What: "delete", Class: gcp.Permission} // as if the runner had died
 	if out, err := Job(t.Context(), d, o); out.Code != 0 || !stage.Is(err, stage.Teardown) || !said.Said(event.Info, "is taken over") {
 		t.Fatalf("%+v, %v, said %v", out, err, said.Notes())
 	}

@@ -16,11 +16,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A runner on this machine may have ended after the success of its job, and before it was
-// done with the slices. If the same job is typed again, succeeded returns the record of
-// that success. Otherwise it returns nil. Another command, other code and other slices make
-// it another job. A resource that another command has made under the name since makes it
-// another job, too.
+// A runner on this machine may have ended after the success of its job, before it was done
+// with the slices. If the user gives the same job again, succeeded returns the record of
+// that success, otherwise nil. A job with another command, code or slices is another one.
+// So is a job whose resource another command has made since.
 func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record {
 	rec, err := record.LoadRecord(r.StateDir, r.O.Run)
 	if err != nil || rec == nil || o.Run.Replace || !repeats(rec, r.Work(), r.Project, r.Zone, o.Request) {
@@ -39,13 +38,14 @@ func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record
 	return rec
 }
 
-// memory is how long a success counts for the same job typed again when its slices are gone
-// already. A user who types a job again because its runner died does that within hours. A
-// job that is typed every day must run every day.
+// memory is how long a success without slices counts for the same job given again. After
+// the death of a runner, a user repeats the job within hours. A daily job must run every
+// day.
 const memory = 6 * time.Hour
 
-// The job of a record has succeeded, and its runner was not done with the slices. repeats
-// reports whether a request repeats that job. work is what the request does on its slices.
+// repeats reports whether a request repeats the job of a record, which succeeded and whose
+// runner was not done with the slices. work is the hash of what the request runs on its
+// slices.
 func repeats(rec *record.Record, work, project, zone string, r provision.Request) bool {
 	return rec.Removing && rec.Over() && rec.Code == 0 && rec.Work == work && rec.Project == project && rec.Zone == zone &&
 		len(rec.Slices) == max(1, r.NodeCount) && (rec.Slices[0].Type == "" || rec.Slices[0].Type == r.Type.Name)
@@ -65,8 +65,7 @@ func madeSince(rec *record.Record, res provision.Resource) bool {
 	return !newest.IsZero() && res.CreateTime.After(newest) || len(known) > 0 && !slices.ContainsFunc(known, ran)
 }
 
-// ended returns when the last attempt of a record ended. If that is not known, it returns
-// when the attempt began.
+// ended returns the end of a record's last attempt, or its begin if the end is not known.
 func ended(rec *record.Record) time.Time {
 	if n := len(rec.Attempts); n > 0 && !rec.Attempts[n-1].End.IsZero() {
 		return rec.Attempts[n-1].End
@@ -74,14 +73,14 @@ func ended(rec *record.Record) time.Time {
 	return rec.Created
 }
 
-// saySucceeded says that the runner of a job ended before it was done with the resource, and
-// what follows from that.
+// saySucceeded reports that the runner of a job ended before it was done with the resource,
+// and what follows from that.
 func saySucceeded(sink event.Sink, rec *record.Record, resource, then string) {
 	event.Notef(sink, event.Info, "to run the command once more, type the same again after that",
 		"run %s, attempt %d, succeeded at %s, and its runner ended before it was done with %s: %s", rec.Run, rec.Attempt, ended(rec).Local().Format(time.DateTime), resource, then)
 }
 
-// A job has succeeded, and its runner has gone. resume does the rest of the runner's work.
+// resume does the rest of the runner's work for a job that has succeeded and has no runner.
 func (q *queued) resume(ctx context.Context, r *runner, rec *record.Record) (stage.Outcome, error) {
 	saySucceeded(q.Sink, rec, q.name(), "the command is not started again; logs in "+rec.LogDir)
 	q.there, q.ours = true, true
@@ -89,8 +88,8 @@ func (q *queued) resume(ctx context.Context, r *runner, rec *record.Record) (sta
 	return q.remove(ctx, r, stage.Outcome{Started: true}, nil)
 }
 
-// remove ends the job with out and runErr: it deletes the slices or says why they stay. After
-// that, the same job typed again is a new one, unless the deletion failed.
+// remove ends the job with out and runErr: it deletes the slices or says why they stay.
+// After that, the same job given again is a new one, unless the deletion failed.
 func (q *queued) remove(ctx context.Context, r *runner, out stage.Outcome, runErr error) (stage.Outcome, error) {
 	out, err := q.ending(r).End(ctx, out, runErr)
 	if !stage.Is(err, stage.Teardown) {

@@ -12,19 +12,19 @@ import (
 	"multihost/internal/workers"
 )
 
-// A ground provides the slices of a run's attempts: either slices that exist, or slices
-// that the job creates and creates again.
+// A ground provides the slices of a run's attempts: existing slices, or slices that the job
+// makes and makes again.
 type ground interface {
-	// ready returns the slices once a connection to every worker can be tried. after is the
-	// failure for which the next attempt has been paid. It is nil the first time.
+	// ready returns the slices once connecting to every worker makes sense. after is the
+	// failure that the next attempt follows, already paid; nil the first time.
 	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
-	// look finds out what happened to the slices. The function reach says whether the
-	// workers of a slice answer.
+	// look finds out what happened to the slices. reach says whether the workers of a slice
+	// answer.
 	look(ctx context.Context, used []tpu.Slice, reach func(slice string) provision.Reach) (provision.Decision, error)
 }
 
-// standing is the ground of Run. It provides slices that somebody else created and that
-// are not created again.
+// standing is the ground of Run. It provides slices that somebody else made and that Run
+// does not make again.
 type standing struct {
 	*workers.Reach
 	watch   *stage.Stopwatch
@@ -34,7 +34,7 @@ type standing struct {
 	found   tpu.Selection
 }
 
-// returnLimit is how long existing slices may take to be READY again after a loss.
+// returnLimit limits how long existing slices may take to be READY again after a loss.
 const returnLimit = 15 * time.Minute
 
 func (s *standing) ready(ctx context.Context, _ func(*stage.Failure) error, after *stage.Failure) (_ tpu.Selection, err error) {
@@ -100,8 +100,8 @@ func lookAt(nodes, used []tpu.Slice, reach func(string) provision.Reach) provisi
 	return provision.Decide(provision.Sight{Life: provision.Active, Existed: true, Slices: sights(nodes, used, reach)})
 }
 
-// sights returns the slices of an attempt in their present state. A slice with the same
-// name and another id is another slice.
+// sights returns the present state of an attempt's slices. A slice of the same name with
+// another id is another slice.
 func sights(nodes, used []tpu.Slice, reach func(string) provision.Reach) []provision.SliceSight {
 	all := make([]provision.SliceSight, len(used))
 	for i, s := range used {

@@ -27,20 +27,20 @@ import (
 type inquest struct {
 	*workers.Reach
 	ground  ground
-	used    []tpu.Slice        // the slices that the attempt was to run on
-	workers *workers.Connected // nil: they were not connected
-	follow  *follow.Following  // nil: the command was not followed
-	patient bool               // further attempts may follow, so the cause matters
+	used    []tpu.Slice        // the slices of the attempt
+	workers *workers.Connected // nil: no connection was made
+	follow  *follow.Following  // nil: nobody followed the command
+	patient bool               // further attempts may follow
 }
 
 func (r *runner) inquest() *inquest {
 	return &inquest{Reach: r.Reach, ground: r.ground, used: r.used, workers: r.team, follow: r.followed(), patient: r.books.patient()}
 }
 
-// judge says why an attempt ended without success. It returns nil if the attempt
-// succeeded or goes on without this process. It asks the cloud. If slices may have been
-// taken away, it waits until the cloud's state has settled, because a preemption first
-// shows as a command that fails.
+// judge says why an attempt ended without success. It returns nil if the attempt succeeded
+// or continues without this process. It asks the cloud. If slices may have been taken away,
+// it waits until the cloud's state has settled, because a preemption first appears as a
+// command that fails.
 func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stage.Failure {
 	if err == nil && (out.Code == 0 || out.Detached) {
 		return nil
@@ -54,7 +54,7 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 		return f
 	}
 	sign := r.signs(err)
-	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil && (sign.lost || sign.killed) { // this machine has slept, or its clock is slow
+	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil && (sign.lost || sign.killed) { // this machine was asleep, or its clock is slow
 		f.Cause, f.Why, f.Err = stage.Expired, taken.Error(), taken
 		return f
 	}
@@ -69,10 +69,10 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 			f.Err = stage.SlicesOver(f.Why)
 			f.Why = f.Err.Error()
 		}
-		if f.Cause == stage.Application && sign.final { // no slice was taken away, so the failure remains a mistake
+		if f.Cause == stage.Application && sign.final { // no slice was taken away, so it is the user's mistake
 			f.Cause = stage.Refused
 		}
-		if ctx.Err() != nil { // the wait was cut short
+		if ctx.Err() != nil { // something ended the wait early
 			f.Err = context.Cause(ctx)
 			f.Cause, f.Why = stage.UserStop, f.Err.Error()
 		}
@@ -80,9 +80,8 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 	return f
 }
 
-// causeIn returns the cause that the error of an attempt itself names. It returns "" if
-// only the workers and the cloud can tell the cause. ended is why this process is to end.
-// It is nil if the process goes on.
+// causeIn returns the cause that the error of an attempt itself names, or "" if only the
+// workers and the cloud can tell the cause. ended is why this process must end, or nil.
 func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var interrupted *stage.Interrupted
 	var raised *stage.Failure
@@ -107,9 +106,9 @@ func causeIn(err, ended error) (cause stage.Cause, why string) {
 	return "", ""
 }
 
-// mayBeLoss reports whether an error from before the start of the command may be a loss,
-// although it shows no sign of one. A worker can report any error while its slice is being
-// taken away. A mistake of the user cannot be a loss.
+// mayBeLoss reports whether an error before the start of the command may be a loss without
+// showing a sign of one. While its slice is being taken away, a worker can report any
+// error. A mistake of the user cannot be a loss.
 func (r *inquest) mayBeLoss(err error) bool {
 	var e *stage.Error
 	var busy *launch.BusyError
@@ -123,12 +122,12 @@ func (r *inquest) mayBeLoss(err error) bool {
 	return false
 }
 
-// signs are the facts about the workers that show why an attempt failed.
+// signs are facts about the workers that show why an attempt failed.
 type signs struct {
 	stopped bool // somebody else stopped the run
-	final   bool // a mistake; another attempt would fail in the same way
-	lost    bool // a worker could not be reached, or was rebooted
-	killed  bool // a command was ended by a signal that multihost did not send
+	final   bool // a mistake: another attempt would fail too
+	lost    bool // a worker did not answer, or was rebooted
+	killed  bool // a signal that multihost did not send ended a command
 	why     string
 }
 
@@ -146,19 +145,19 @@ func (r *inquest) signs(err error) signs {
 		s.stopped = end.Err == nil && end.Exit.Reason != "" && !end.Exit.Lost
 	}
 	for i, end := range f.Ends {
-		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // this counts even if other workers ended before
+		if by := end.Exit.Reason; end.Err == nil && strings.HasPrefix(by, follow.StopBy) { // even if other workers ended earlier
 			s.stopped, s.why = true, f.Workers.IDs[i].String()+": "+by
 		}
 		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
-		// When a VM is taken away, its processes end in this way.
+		// On a VM that is taken away, processes end in this way.
 		s.killed = s.killed || (end.Exit.Signal == "TERM" || end.Exit.Signal == "KILL") && end.Exit.Reason == "" && !end.Exit.OOM
 	}
 	return s
 }
 
-// lostContact reports whether an error from before the start of the command means that
-// contact was lost. It was lost if a worker or a service could no longer be reached, or if
-// a worker was rebooted. It returns false for a refusal.
+// lostContact reports whether an error before the start of the command means a loss of
+// contact: a worker or a service did not answer any more, or a worker was rebooted. A
+// refusal is no loss.
 func lostContact(err error) bool {
 	var many *stage.Error
 	if errors.As(err, &many) {
@@ -177,7 +176,7 @@ func lostContact(err error) bool {
 	}
 	var secret *launch.SecretError
 	if errors.As(err, &secret) && (secret.Status >= http.StatusInternalServerError || secret.Status == http.StatusTooManyRequests) {
-		return true // Secret Manager has been unavailable for longer than the worker retries
+		return true // Secret Manager was unavailable for all of the worker's retries
 	}
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Unavailable, gcp.Timeout: // a slice does not exist, or the API is unavailable
@@ -200,17 +199,15 @@ func askedInVain(e *remote.ConnectError) bool {
 
 const (
 	// settleLimit is how long the cloud may take to report that it took a slice away. VMs
-	// are notified up to half a minute before they are stopped. The API shows the stop only
-	// after that.
+	// learn of it up to half a minute before they stop. The API shows only the stop.
 	settleLimit = time.Minute
 	settlePause = 2 * time.Second
 	// answerLimit is how long a worker may take to answer.
 	answerLimit = 10 * time.Second
 )
 
-// settle asks the cloud what happened to the slices. It stops when the answer is final, or
-// when the time for the question is over. One answer of the cloud is enough if all workers
-// answer and none shows a sign of a loss.
+// settle asks the cloud what happened to the slices, until the answer is final or the time
+// is over. One answer is enough if all workers answer and none shows a sign of a loss.
 func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {
@@ -219,7 +216,7 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 	begin, told := r.Clock.Now(), false
 	for {
 		d, err := r.ground.look(ctx, r.used, reach)
-		if sign.lost && r.OnHosts() { // no cloud knows these machines
+		if sign.lost && r.OnHosts() { // no cloud knows these hosts
 			d = provision.Decision{}
 		}
 		over := !r.patient || r.Clock.Now().Sub(begin) >= settleLimit || ctx.Err() != nil
@@ -235,8 +232,8 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 }
 
 // blame says what ended an attempt, from the signs of the workers and the answer of the
-// cloud. final means that another answer of the cloud would not change the result. The
-// cloud reports a loss up to settleLimit late.
+// cloud. final means that a later answer of the cloud would change nothing. The cloud
+// reports a loss up to settleLimit late.
 func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {
 	answered := err == nil
 	switch {

@@ -81,10 +81,10 @@ func TestHowARunEnds(t *testing.T) {
 		story string
 		last
 		code int
-		err  error  // errors.Is
-		says string // the error, or "" for any
-		text string // text of the summary
-		exit int    // exit status of the summary
+		err  error // errors.Is
+		says string
+		text string
+		exit int
 	}{
 		{story: "success", last: last{out: code(0), sum: &event.Summary{Text: "run p succeeded"}}, text: "run p succeeded"},
 		{story: "left running", last: last{out: stage.Outcome{Detached: true, Started: true}}},

@@ -2,25 +2,25 @@
 // makes attempts on slices that exist. Job creates the slices first and deletes them
 // afterwards.
 //
-// The workers and the cloud hold the truth: local files only save requests.
+// Only the workers and the cloud have the true state. Local files only save requests.
 //
 // # Decisions
 //
-//   - A lock in runners/ of the state directory, which ends with its process, allows one
-//     runner of a job on a machine. Between two machines the workers' lock decides. The
-//     runner that was not first waits a random time, looks again, and follows the command
-//     of the runner that was first.
-//   - Why an attempt failed is judged after the cloud's state has settled. If a worker was
-//     lost, or TERM or KILL ended a command, the job repeats its question to the API for up
-//     to a minute, because VMs learn of their end before the API shows it. A loss counts
-//     against --max-preemptions, a failure of the command against --max-restarts.
-//   - The job ends if somebody deletes its resource, or if a user deletes the slices. It
-//     does not make them again.
-//   - A job waits for the API if it has slices or had some. Without the API it could not
+//   - A lock in runners/ of the state directory allows one runner of a job on a machine.
+//     The lock ends with its process. Between two machines the workers' lock decides. The
+//     second runner waits a random time, looks again, and follows the command of the first
+//     one.
+//   - The job decides why an attempt failed after the cloud's state has settled. If a
+//     worker was lost, or TERM or KILL ended a command, the job repeats its question to the
+//     API for up to a minute, because VMs learn of their end before the API shows it. A
+//     loss counts against --max-preemptions, a failure of the command against
+//     --max-restarts.
+//   - If somebody deletes its resource or the slices, the job ends. It does not make them
+//     again.
+//   - A job that has or had slices waits for the API, because without the API it could not
 //     carry out any decision, not even a deletion.
-//   - An attempt may be lost because no worker could be reached. If it still runs on all of
-//     them, the job takes it over again, because perhaps only the network had failed, and
-//     not the workers.
+//   - An attempt may be lost because the workers could not be reached. If it still runs on
+//     all of them, the job takes it over again: perhaps only the network had failed.
 package job
 
 import (
@@ -47,15 +47,14 @@ import (
 	"multihost/internal/workers"
 )
 
-// Deps holds what the package works with.
 type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	Networks Networks
-	Roots    gcp.Roots   // roots of the APIs that workers call themselves
-	Agents   program.Set // the program that runs on workers without a runner
+	Roots    gcp.Roots   // of the APIs that workers call themselves
+	Agents   program.Set // program for workers without a runner
 
-	// Checked is called before the first request, after all checks that need no request. It
+	// Checked is called before the first request, after all checks without a request. It
 	// may be nil.
 	Checked func()
 }
@@ -77,8 +76,8 @@ func (d Deps) announce() announce.Deps {
 
 // Run starts the command on every worker of the slices that o.Prefix names, follows it to
 // its end and reports. A command that fails is an Outcome, not an error. When ctx ends with
-// cause *Interrupted, Run stops the command on every worker, proves that it is gone, and
-// returns that cause as the error. After SIGHUP, Run leaves the command running instead.
+// the cause *Interrupted, Run stops the command on every worker, checks that it is gone,
+// and returns that cause as the error. After SIGHUP, Run leaves the command running.
 func Run(ctx context.Context, d Deps, o attempt.Options) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	r := newRunner(d, o, false)
@@ -103,26 +102,26 @@ func (r *runner) standing() *standing {
 	return &standing{Reach: r.Reach, watch: r.Watch, prefix: r.O.Prefix, numbers: r.O.Slices, partial: r.O.AllowPartial}
 }
 
-// JobOptions describes a run on slices that are created for it and deleted after it.
+// JobOptions describes a run whose slices the job makes before it and deletes after it.
 type JobOptions struct {
 	Request provision.Request
-	Network *network.Options // network to create first; nil: none
+	Network *network.Options // to create first; nil: none
 	Run     attempt.Options
 
 	QueueLimit, ProvisionLimit, BootLimit time.Duration // as in provider.WaitOptions
 
 	Budget Budget
 
-	TTL time.Duration // longest time from the request of the slices to their deletion, whatever is running; 0: no limit
+	TTL time.Duration // longest time from the request of the slices to their deletion, even if the command runs; 0: no limit
 
 	// Lease is how long the workers wait before they delete the slices themselves. The time
-	// counts from the end of the command, or from their boot if no runner has come. It
-	// counts only while nobody is attached. 0: never.
+	// counts from the end of the command, or from their boot if no runner has come, while
+	// nobody is attached. 0: never.
 	Lease time.Duration
 
-	Keep          bool          // leave the slices when the run has ended
-	KeepOnFailure bool          // leave them if the run failed
-	KeepFor       time.Duration // with KeepOnFailure: delete them after this time; 0: only the user deletes them
+	Keep          bool          // leave the slices after the run
+	KeepOnFailure bool          // leave the slices if the run failed
+	KeepFor       time.Duration // with KeepOnFailure: delete the slices after this time; 0: only the user deletes them
 }
 
 func (o JobOptions) workers() int { return max(1, o.Request.NodeCount) * o.Request.Type.Workers }
@@ -132,10 +131,10 @@ func (o JobOptions) Bill() announce.Bill {
 	return announce.Bill{Keep: o.Keep, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor, Detach: o.Run.Detach, Lease: o.Lease, TTL: o.TTL}
 }
 
-// Job creates slices, runs the command on them and deletes them. If slices are taken away,
-// it creates them again and starts the command again, as far as the budget allows. It takes
-// over what an earlier runner of the same job left: the queued resource, and the command if
-// it is still running. Its last lines name everything that is left behind.
+// Job makes slices, runs the command on them and deletes them. If slices are taken away, it
+// makes them again and starts the command again, within the budget. It takes over what an
+// earlier runner of the same job left: the queued resource, and the command if it is
+// running. Its last lines name everything that is left behind.
 func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	release, err := d.Claim(o.Run.Run)
@@ -166,7 +165,7 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	out, err = r.run(ctx)
 	if why := q.others(err); why != "" {
 		var conflict *provision.ConflictError
-		if !errors.As(err, &conflict) { // otherwise the resource belongs to somebody else, and this job has not used it
+		if !errors.As(err, &conflict) { // otherwise another user owns the resource, and this job has not used it
 			teardown.NotOurs(ctx, d.Reach, o.Request.ID, why)
 		}
 		return out, err
@@ -174,13 +173,11 @@ func Job(ctx context.Context, d Deps, o JobOptions) (out stage.Outcome, err erro
 	return q.remove(ctx, r, out, err)
 }
 
-// checkJob does what Check does, for a job. The workers of a job need an agent for its
-// lease.
+// checkJob is Check for a job. The workers of a job need the agent for the lease.
 func checkJob(ctx context.Context, r *attempt.Run, agents program.Set, o JobOptions) error {
 	return cmp.Or(r.Check(ctx, o.Request.Type.Name), leaseTerms(r.Reach, o).Check(agents))
 }
 
-// openJob announces the request of a job and makes its network.
 func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
 	right, over := announce.AskRight(ctx, d.Reach, o.Request, q.terms.On())
 	defer over()
@@ -190,7 +187,7 @@ func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
 		if q.mtu = mtu; err == nil && !there {
 			err = q.announce(ctx)
 		}
-		if err == nil { // a job that nobody confirmed leaves no journal
+		if err == nil { // a job that the user did not confirm leaves no journal
 			d.OpenJournal(o.Run.Run, "job", o.Run.Env)
 		}
 		return err
@@ -202,12 +199,12 @@ func openJob(ctx context.Context, d Deps, o JobOptions, q *queued) error {
 	return err
 }
 
-// others describes the queued resource of a job that ended with err, if another job or
-// another user has to delete that resource. It returns "" if this job has to delete it.
+// others describes the queued resource of a job that ended with err, if another job or user
+// has to delete that resource. It returns "" if this job has to delete it.
 func (q *queued) others(err error) string {
 	var no *announce.Declined
 	switch {
-	case errors.As(err, &no): // a resource that is to be made again may still be there
+	case errors.As(err, &no): // an old resource may still exist and need its deletion
 		return "is not made again"
 	case attempt.Raced(err, q.o.Run.Run):
 		return "is left to another runner of this job"
@@ -219,10 +216,10 @@ func (q *queued) others(err error) string {
 	return ""
 }
 
-// ending returns the job in the form that the teardown needs.
+// ending returns the job in the teardown's form.
 func (q *queued) ending(r *runner) *teardown.Job {
 	limit := q.o.Lease
-	if !q.there { // no worker can have deleted it
+	if !q.there { // no resource existed, so no worker has deleted it
 		limit = 0
 	}
 	return &teardown.Job{
@@ -238,8 +235,8 @@ func (q *queued) ending(r *runner) *teardown.Job {
 	}
 }
 
-// leaseTerms returns the terms for the workers of a job. With them, the workers delete the
-// queued resource if nobody else does.
+// leaseTerms returns the terms with which the workers of a job delete the queued resource
+// if nobody else does.
 func leaseTerms(d *workers.Reach, o JobOptions) lease.Terms {
 	label, value := o.Request.RunLabel()
 	t := lease.Terms{
@@ -247,14 +244,14 @@ func leaseTerms(d *workers.Reach, o JobOptions) lease.Terms {
 		Label: label + "=" + value, Nodes: o.Request.NodeNames(), Workers: o.workers(),
 		Adopt: o.Lease, Lease: o.Lease, TTL: o.TTL, Grace: o.Run.Grace, KeepOnFailure: o.KeepOnFailure, KeepFor: o.KeepFor,
 	}
-	if o.Keep { // the slices stay at the end of the job; TTL still holds
+	if o.Keep { // the slices stay after the job; the TTL still limits them
 		t.Lease = 0
 	}
 	return t
 }
 
-// bootAllowance returns the longest time between the boot of the first worker and the
-// answer of the last one. Without limits it is a day.
+// bootAllowance returns the longest time from the boot of the first worker to the answer of
+// the last one. Without limits it is a day.
 func bootAllowance(o JobOptions) time.Duration {
 	if o.ProvisionLimit <= 0 || o.BootLimit <= 0 {
 		return 24 * time.Hour
@@ -262,8 +259,7 @@ func bootAllowance(o JobOptions) time.Duration {
 	return o.ProvisionLimit + o.BootLimit
 }
 
-// lease returns the terms for the workers. It returns nil if the slices do not belong to
-// this job.
+// lease returns the terms for the workers, or nil if the slices do not belong to this job.
 func (q *queued) lease() *renewal.Terms {
 	if !q.ours {
 		return nil
@@ -272,7 +268,7 @@ func (q *queued) lease() *renewal.Terms {
 	return &renewal.Terms{Terms: q.terms, Boot: bootAllowance(q.o), Foreign: foreign}
 }
 
-// occupied reports whether err says that another run lives on the slices. Deleting the
+// occupied reports whether err says that another run is active on the slices. Deleting the
 // slices would end that run.
 func occupied(err error) bool {
 	var busy *launch.BusyError
@@ -283,9 +279,8 @@ func occupied(err error) bool {
 	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// MakeNetwork creates the network of a job, if it is to create one. Before it changes
-// anything, it calls the function first. If that returns an error, MakeNetwork returns the
-// error.
+// MakeNetwork makes the network of a job, if o is not nil. It calls first before the first
+// change. If first returns an error, MakeNetwork changes nothing and returns that error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {
@@ -301,8 +296,7 @@ func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *net
 	return watch.Span("network", func() error { return d.Apply(ctx, *plan) })
 }
 
-// PlanNetwork returns the plan for the network of a job. It returns nil if the job creates
-// none.
+// PlanNetwork returns the plan for the network of a job, or nil if the job makes none.
 func PlanNetwork(ctx context.Context, d Networks, o *network.Options) (*network.Plan, error) {
 	if o == nil {
 		return nil, nil

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// Somebody else may stop a run between two of its attempts. stoppedCode is then the exit
-// status of the run. A command that SIGTERM has ended has the same status.
+// stoppedCode is the exit status of a run that somebody else stops between two attempts. A
+// command that SIGTERM has ended has the same status.
 const stoppedCode = 128 + 15
 
 // A last is the last attempt of a run.
@@ -19,19 +19,18 @@ type last struct {
 	run      string
 	out      stage.Outcome
 	err      error
-	failure  *stage.Failure  // why it failed; nil: it succeeded
-	followed bool            // its command was followed
-	sum      *event.Summary  // its summary; nil: nobody saw its end
-	gone     bool            // the summary blames a slice that is gone
-	status   func(error) int // exit status of an error
-	refusal  string          // why no further attempt was made; ""
-	tried    int             // attempts that were started or taken over
-	number   int             // number of the last of these attempts
+	failure  *stage.Failure // nil: it succeeded
+	followed bool           // somebody followed its command
+	sum      *event.Summary // nil: nobody saw its end
+	gone     bool           // the summary names a slice that is gone as the cause
+	status   func(error) int
+	refusal  string // why there is no further attempt
+	tried    int    // attempts started or taken over
+	number   int    // number of the newest of them
 	phases   []event.PhaseTime
 }
 
-// conclude returns how the run ends, and the summary to emit. The summary is nil if there
-// is none.
+// conclude returns how the run ends, and the summary to emit, or nil.
 func (l last) conclude() (stage.Outcome, *event.Summary, error) {
 	out, err := l.blame()
 	reason, stopped := attempt.Stopped(err)
@@ -44,8 +43,8 @@ func (l last) conclude() (stage.Outcome, *event.Summary, error) {
 	}, nil
 }
 
-// blame returns how the run ends, unless somebody else has stopped it between two attempts.
-// It completes the summary.
+// blame completes the summary. It returns how the run ends, if nobody else has stopped it
+// between two attempts.
 func (l last) blame() (stage.Outcome, error) {
 	f := l.failure
 	if f == nil {
@@ -54,12 +53,12 @@ func (l last) blame() (stage.Outcome, error) {
 	out, err := l.out, l.err
 	switch {
 	case f.Cause == stage.Expired:
-		err = f.Err // it counts more than the signs of the vanishing workers
+		err = f.Err // f matters more than signs of vanishing workers
 	case err != nil:
 	case lost(f) && out.Started:
 		out.Code = follow.LostCode
 	case f.Cause == stage.UserStop:
-		err = f.Err // an interrupt came while judge was deciding
+		err = f.Err // an interrupt came while judge decided
 	}
 	if l.sum == nil {
 		var raised *stage.Failure
@@ -88,7 +87,7 @@ func (l last) blame() (stage.Outcome, error) {
 	return out, err
 }
 
-// lost reports whether f is a loss for which the command is not to blame.
+// lost reports whether f is a loss that the command did not cause.
 func lost(f *stage.Failure) bool {
 	return f.Cause == stage.Preempted || f.Cause == stage.Maintenance || f.Cause == stage.Infrastructure
 }

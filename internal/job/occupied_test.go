@@ -9,7 +9,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A job that could not start does not delete slices on which another run lives.
+// A job that could not start does not delete slices on which another run is active.
 func TestOccupied(t *testing.T) {
 	other := &launch.BusyError{Worker: "s0w0", Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}}}
 	silent := errors.New("no answer")

@@ -13,9 +13,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// PlanRun returns what Run would do and changes nothing. The Deps must be those of a dry
-// run (ReadOnly). PlanRun returns the same error that Run would return before it changes
-// anything.
+// PlanRun returns what Run would do, and changes nothing. It needs the Deps of a dry run
+// (ReadOnly). Its errors are those of Run before the first change.
 func PlanRun(ctx context.Context, d Deps, o attempt.Options) (plan.Plan, error) {
 	r := newRunner(d, o, false)
 	defer r.close()
@@ -32,7 +31,7 @@ func PlanRun(ctx context.Context, d Deps, o attempt.Options) (plan.Plan, error) 
 	return p, r.Foresee(ctx, &attempt.History{}, &p, sel, "")
 }
 
-// PlanJob returns what Job would do. The conditions of PlanRun apply.
+// PlanJob returns what Job would do. It is otherwise like PlanRun.
 func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 	r := newRunner(d, o.Run, true)
 	defer r.close()
@@ -71,8 +70,7 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 	return p, r.Foresee(ctx, &attempt.History{}, &p, tpu.Selection{Slices: ready}, "")
 }
 
-// AddTo adds the limits of a job to its plan. ours says that this command deletes its
-// slices.
+// AddTo adds the limits of a job to its plan. ours says that the job deletes the slices.
 func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
@@ -97,8 +95,8 @@ func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	}
 }
 
-// foresee adds to the plan what the job would do to the queued resource. It returns the
-// resource's slices if they are all ready now.
+// foresee adds to the plan what the job would do to the queued resource. If all slices of
+// the resource are ready, foresee returns them.
 func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, err error) {
 	res, _, err := q.create(ctx)
 	var refused *gcp.ReadOnlyError
@@ -135,8 +133,8 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	return ready, nil
 }
 
-// foreseeRepair adds to the plan how the job would repair a queued resource that exists but
-// cannot be used. It returns the error that would end the job.
+// foreseeRepair adds to the plan how the job would repair an existing queued resource that
+// is useless. It returns the error that would end the job.
 func (q *queued) foreseeRepair(ctx context.Context, p *plan.Plan, res provision.Resource, cause error) error {
 	d, known := q.diagnose(ctx, cause)
 	if !known {

@@ -21,35 +21,35 @@ import (
 	"multihost/internal/tpu"
 )
 
-// queued is the ground of Job. It requests a queued resource for the slices, and
-// requests it again when it is lost.
+// queued is the ground of Job. It requests a queued resource for the slices, and requests
+// it again after a loss.
 type queued struct {
 	Deps
 	o     JobOptions
 	watch *stage.Stopwatch
 	await func(context.Context, provision.Provider, string, provider.WaitOptions) (provision.Resource, []tpu.Slice, error) // provider.Wait
-	terms lease.Terms                                                                                                      // the terms for the workers of the requested slices
+	terms lease.Terms                                                                                                      // terms for the workers of the requested slices
 	held  adoption
 
-	mine     *attempt.History           // attempts that this runner has begun itself
-	deleting func()                     // called before the resource is deleted and requested again
-	occupied func(context.Context) bool // whether another runner's command lives on the slices
+	mine     *attempt.History           // attempts that this runner began
+	deleting func()                     // called before the resource is deleted to be requested again
+	occupied func(context.Context) bool // whether another runner's command is active on the slices
 
 	there bool // the resource is known to exist
-	ours  bool // a job of this name made it: this process or an earlier runner of it
+	ours  bool // this process or an earlier runner of the job made it
 	made  bool // this process made it
-	left  bool // some of its slices could be used at the last look
-	gone  bool // the resource did not exist any more when it was read
+	left  bool // the last look found usable slices
+	gone  bool // the last read found no resource
 	known sighting
 
-	resets  int // resets since its workers last answered
-	remakes int // remakes since its workers last answered, after failures that no budget pays for
-	starved int // refusals for lack of capacity, in a row
+	resets  int // resets since the last answer of the workers
+	remakes int // remakes without budget since the last answer of the workers
+	starved int // refusals in a row for lack of capacity
 	settles time.Time
-	asked   time.Time // when the resource was requested
+	asked   time.Time // time of the request
 
-	mtu       int    // MTU of the network, if it was read
-	announced string // the line about the newest request
+	mtu       int    // MTU of the network, if known
+	announced string // line about the newest request
 }
 
 func newQueued(d Deps, o JobOptions, watch *stage.Stopwatch) *queued {
@@ -59,15 +59,15 @@ func newQueued(d Deps, o JobOptions, watch *stage.Stopwatch) *queued {
 }
 
 const (
-	// maxRemakes limits how often a resource that does not come up is created again.
+	// maxRemakes limits how often the job makes a resource again that does not come up.
 	maxRemakes = 3
-	// suspendLimit is how long the job waits while the API takes slices away.
+	// suspendLimit limits how long the job waits while the API takes slices away.
 	suspendLimit = 10 * time.Minute
 	suspendPause = 5 * time.Second
 )
 
-// ready brings the slices into a usable state step by step. In each step it waits, reads
-// the result and does what provision.Decide says.
+// ready makes the slices usable, step by step. In each step it waits, reads the state and
+// does what provision.Decide says.
 func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error) {
 	paid := after != nil
 	q.held.forget()
@@ -111,10 +111,10 @@ func (q *queued) ready(ctx context.Context, pay func(*stage.Failure) error, afte
 	}
 }
 
-// name is what messages call the resource.
+// name is the resource's name in messages.
 func (q *queued) name() string { return provision.NameOf(q.Cloud, q.o.Request.ID) }
 
-// wait requests the resource, if that is needed, and waits for its slices.
+// wait requests the resource if necessary, and waits for its slices.
 func (q *queued) wait(ctx context.Context) (all []tpu.Slice, err error) {
 	if !q.there {
 		if err := q.request(ctx); err != nil {
@@ -160,9 +160,9 @@ func (q *queued) request(ctx context.Context) error {
 	})
 }
 
-// announce tells the user what the job is about to request, unless the last request was for
-// the same. The user confirms only the first request of this command, and only before its
-// slices have been up: later the user may have left.
+// announce tells the user what the job will request, unless the last request was the same.
+// The user confirms only the first request of this command, and only before its slices have
+// been up. Later the user may be away.
 func (q *queued) announce(ctx context.Context) error {
 	e := announce.Asking(q.o.Request, q.Project, q.Zone, q.mtu, announce.BilledUntil(q.o.Bill(), false), false)
 	first := q.announced == ""
@@ -177,7 +177,7 @@ func (q *queued) announce(ctx context.Context) error {
 	return announce.Announce(ctx, q.Deps.announce(), e)
 }
 
-// create requests the resource and records who owns it.
+// create requests the resource and records its owner.
 func (q *queued) create(ctx context.Context) (res provision.Resource, created bool, err error) {
 	q.terms.Asked = q.Clock.Now()
 	q.o.Request.OwnMetadata = q.terms.Metadata(q.Agents, q.o.Request.Metadata)
@@ -186,7 +186,7 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 	if errors.As(err, &conflict) {
 		return res, false, err
 	}
-	q.gone, q.known = false, sighting{} // a new resource is this job's own, even if the wait for it never begins
+	q.gone, q.known = false, sighting{} // a new resource belongs to this job, even if the wait for it never begins
 	q.made = q.made || created
 	q.there = res.State != ""
 	if created {
@@ -201,11 +201,11 @@ func (q *queued) create(ctx context.Context) (res provision.Resource, created bo
 }
 
 // askAgain returns how long to wait before repeating a create request that failed for a
-// temporary reason. It returns 0 to give up. A job that has had a resource waits for an API
-// that is unavailable. It also waits for quota, because the project gets quota back some
-// time after the resource that used it is gone.
+// temporary reason. 0 means to give up. A job that has had a resource waits for an
+// unavailable API. It also waits for quota, because the project gets quota back some time
+// after the end of the resource that used it.
 func (q *queued) askAgain(err error) time.Duration {
-	if q.there || !q.ours || q.asked.IsZero() { // its very first request has failed
+	if q.there || !q.ours || q.asked.IsZero() { // the very first request has failed
 		return 0
 	}
 	switch gcp.ClassOf(err) {
@@ -217,9 +217,9 @@ func (q *queued) askAgain(err error) time.Duration {
 	return 0
 }
 
-// starve returns how long to wait after capacity was refused. It returns 0 if the job is
-// not to wait. A job that has never run reports the refusal at once. A job that has lost
-// its slices waits for the next ones as long as it would wait in the queue.
+// starve returns how long to wait after a refusal for lack of capacity. 0 means not to
+// wait. A job that has never run reports the refusal at once. A job that has lost its
+// slices waits for the next ones, up to the limit of the queue.
 func (q *queued) starve() time.Duration {
 	if !q.held.worked || !q.o.Request.ValidUntilTime.IsZero() || q.o.Request.ValidUntilDuration != 0 {
 		return 0
@@ -228,8 +228,8 @@ func (q *queued) starve() time.Duration {
 	return min(time.Minute<<min(q.starved-1, 4), 10*time.Minute)
 }
 
-// diagnose reads the real state after a wait that failed and decides what to do. known
-// is false for failures that are not about the resource.
+// diagnose reads the real state after a failed wait and decides what to do. known is false
+// for failures that are not about the resource.
 func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decision, known bool) {
 	var state *provision.StateError
 	var late *provision.DeadlineError
@@ -246,7 +246,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	switch {
 	case gcp.ClassOf(err) == gcp.NotFound:
 		q.gone = true
-	case err != nil, q.gone: // the resource that exists now belongs to another command
+	case err != nil, q.gone: // the present resource belongs to another command
 		return d, false
 	default:
 		q.left = res.ReadySlices() > 0
@@ -257,7 +257,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 			case slices.Contains(late.Silent, name):
 				return provision.Silent
 			}
-			return provision.Answers // the wait covered this slice as well
+			return provision.Answers // the wait was for this slice too
 		})
 	}
 	sight.Resets = q.resets
@@ -272,7 +272,7 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 // has waited for. The zero value identifies none.
 type sighting struct {
 	made   time.Time // zero: not known
-	slices []string  // their ids
+	slices []string  // ids of the slices
 }
 
 func sightingOf(res provision.Resource) sighting {
@@ -283,22 +283,22 @@ func sightingOf(res provision.Resource) sighting {
 	return k
 }
 
-// another reports whether res was made later under the same name. Then another command made
-// it.
+// another reports whether res is a later resource of the same name. Then another command
+// made it.
 func (k sighting) another(res provision.Resource) bool {
 	known := func(s tpu.Slice) bool { return slices.Contains(k.slices, s.UID) }
 	return !k.made.IsZero() && res.CreateTime.After(k.made) && !slices.ContainsFunc(res.Slices, known)
 }
 
-// absence returns the sight of a resource of p that no longer exists.
+// absence returns the sight of a resource of p that does not exist any more.
 func absence(p provision.Provider, id string) provision.Sight {
 	return provision.Absence(p.Undoing(id).Commands.Kind)
 }
 
 // overdue reports whether the limit that expired belongs to the resource's present state.
-// The resource may have progressed since then. Nothing is known about the time during which
-// the API was unreachable. Only the limits of waiting for capacity count such time. missing
-// is how many slices are still to come while others exist.
+// The resource may have progressed since then. Only the limits of waiting for capacity
+// count the time in which the API was unreachable. missing is how many slices are missing
+// while others exist.
 func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) bool {
 	if late == nil {
 		return false
@@ -312,7 +312,7 @@ func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) b
 	return late.State == seen.Word
 }
 
-// suspendingFor returns how long the API has been taking the slices of the resource away.
+// suspendingFor returns since how long the API is taking the slices of the resource away.
 func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	switch {
 	case life != provision.Suspending:
@@ -330,7 +330,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 	switch {
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
 		return cause
-	case d.Loss == provision.Expired && q.held.worked: // the same job, typed again, makes its slices again
+	case d.Loss == provision.Expired && q.held.worked: // the same job given again makes its slices again
 		return stage.SlicesOver(d.Why)
 	case d.Step == provision.StepWait:
 		return stage.Sleep(ctx, q.Clock, suspendPause)
@@ -338,7 +338,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		return &stage.Error{Stage: stage.Busy, Advice: "follow it with: multihost attach " + q.o.Run.Run,
 			Text: fmt.Sprintf("%s, but a command that another runner has started lives on %s and is left alone", d.Why, q.name())}
 	case d.Step == provision.StepReset:
-		if q.held.now().mayLive() { // a reboot may end a command; that is charged as a loss
+		if q.held.now().mayLive() { // a reboot may end a command, so it costs a loss
 			if err := pay(&stage.Failure{Cause: stage.Infrastructure, Why: d.Why, Err: cause}); err != nil {
 				return err
 			}
@@ -349,13 +349,13 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err != nil { // the API may be taking it away; its next state decides what to do
+		if err != nil { // the API may be taking it away: its next state decides
 			event.Notef(q.Sink, event.Warn, gcp.Hint(err), "%v", err)
 		}
 	case d.Step == provision.StepRecreate:
 		return q.remake(ctx, d, cause, pay)
 	}
-	return nil // the resource has recovered meanwhile
+	return nil // the resource has recovered
 }
 
 // remake deletes the resource, so that the next wait requests it again.
@@ -379,7 +379,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		if !q.held.worked || !errors.As(err, &late) {
 			break
 		}
-		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // if the job ended, the resource would stay too
+		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // without remake, the resource would cost money too
 	}
 	if err != nil {
 		return err
@@ -390,8 +390,8 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 	return stage.Sleep(ctx, q.Clock, wait)
 }
 
-// The job has already waited for a time. begunBefore reduces valid-after of the next
-// request by that time.
+// begunBefore reduces valid-after of the next request by the time that the job has already
+// waited.
 func (q *queued) begunBefore() {
 	r, now := &q.o.Request, q.Clock.Now()
 	if r.ValidAfterDuration != 0 {
@@ -402,8 +402,8 @@ func (q *queued) begunBefore() {
 	}
 }
 
-// mayRemake returns how long to wait before the resource is requested again, or an error if
-// the job may not request it again.
+// mayRemake returns how long to wait before requesting the resource again, or why the job
+// may not.
 func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Failure) error) (wait time.Duration, err error) {
 	if d.Loss == provision.Preempted || d.Loss == provision.Maintenance {
 		return 0, pay(&stage.Failure{Cause: stage.Cause(d.Loss), Why: d.Why, Err: cause})
@@ -428,8 +428,8 @@ func (q *queued) mayRemake(d provision.Decision, cause error, pay func(*stage.Fa
 	return 0, nil
 }
 
-// look waits for an API that is unavailable. Without the API, the next slices cannot be
-// requested, and the present ones cannot be deleted.
+// look waits for an unavailable API. Without the API, the job can neither request slices
+// nor delete the present ones.
 func (q *queued) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (d provision.Decision, err error) {
 	err = teardown.Outlast(ctx, q.Clock, func() (err error) {
 		d, err = q.lookOnce(ctx, used, reach)

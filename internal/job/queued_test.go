@@ -27,7 +27,6 @@ import (
 	"multihost/internal/workers"
 )
 
-// oneResource is a cloud with one queued resource.
 type oneResource struct {
 	provision.Provider
 	res qr.Resource
@@ -44,8 +43,8 @@ func undoing(id string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
-// If the workers of one slice of two do not answer, its VMs are rebooted. Nothing of
-// the other slice is deleted. The reason is reported.
+// If the workers of one of two slices do not answer, its VMs are rebooted. The other slice
+// stays as it is. The job reports the reason.
 func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	t.Parallel()
 	ready := []qr.SliceState{{Name: "m-0", State: "READY", Health: "HEALTHY", Ready: true}, {Name: "m-1", State: "READY", Health: "HEALTHY", Ready: true}}
@@ -64,8 +63,8 @@ func TestASilentSliceBesideOneThatAnswersIsRebooted(t *testing.T) {
 	}
 }
 
-// A hardCloud has one queued resource. Each kind of call gets the failures that were
-// prepared for it, one after the other, and then succeeds.
+// A hardCloud has one queued resource. Each kind of call first fails with its prepared
+// errors, one after the other, and then succeeds.
 type hardCloud struct {
 	provision.Provider
 	clock    gcp.Clock
@@ -73,7 +72,7 @@ type hardCloud struct {
 	fails    map[string][]error
 	calls    []string
 	requests []provision.Request
-	partly   bool // a Create that fails has made a part
+	partly   bool // a failed Create has made a part
 }
 
 func (h *hardCloud) call(name string) error {
@@ -120,7 +119,7 @@ func (h *hardCloud) Undoing(id string, _ ...string) provision.Undoing { return u
 
 func (h *hardCloud) Slices(context.Context) ([]tpu.Slice, error) { return nil, h.call("slices") }
 
-// onHardCloud returns the ground of a job that has run there.
+// onHardCloud returns the ground of a job that has already run there.
 func onHardCloud(fails map[string][]error) (*queued, *hardCloud) {
 	clock := testkit.NewJumpClock()
 	h := &hardCloud{clock: clock, fails: fails}
@@ -139,8 +138,8 @@ var (
 	errSuspended = &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
 )
 
-// Trouble that passes by itself does not end a job that has lost its slices. The job
-// repeats its requests until there are slices again, and does each step once.
+// Temporary failures do not end a job that has lost its slices. It repeats its requests
+// until slices exist, and does each step once.
 func TestWhatPassesEndsNoRecovery(t *testing.T) {
 	silent := &provision.DeadlineError{Phase: provision.PhaseBoot, State: "ACTIVE", Silent: []string{"m"}}
 	stuck := &provision.DeadlineError{ID: "m", Phase: "delete", State: "SUSPENDED"}
@@ -172,7 +171,7 @@ func TestWhatPassesEndsNoRecovery(t *testing.T) {
 	}
 }
 
-// Trouble that stays ends the job. Trouble before the job had slices ends it, too.
+// Lasting failures end the job, as do failures before it had slices.
 func TestWhatStaysEndsAJob(t *testing.T) {
 	denied := &gcp.Error{Class: gcp.Permission}
 	q, _ := onHardCloud(map[string][]error{"wait": {errSuspended}, "create": {nil, denied}})
@@ -188,8 +187,8 @@ func TestWhatStaysEndsAJob(t *testing.T) {
 	}
 }
 
-// If the resource of a job is gone, another command may make one under its name. The job
-// does not touch it.
+// If the resource of a job is gone, another command may make one of the same name. The job
+// leaves it alone.
 func TestANamesakeOfWhatIsGone(t *testing.T) {
 	gone := &provision.StateError{ID: "m", Life: provision.Absent, State: provision.NotFound}
 	suspended := &provision.StateError{ID: "m", Life: provision.Suspended, State: "SUSPENDED"}
@@ -219,8 +218,8 @@ func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for _, tt := range []struct {
 		story string
-		known time.Time // when the job's own resource was made
-		made  time.Time // when the present resource was made
+		known time.Time // of the job's own resource
+		made  time.Time // of the present resource
 		slice string
 		want  bool
 	}{
@@ -243,8 +242,8 @@ func TestWhetherAnotherCommandHasMadeAResource(t *testing.T) {
 	}
 }
 
-// A job may end after it has requested its resource again, and before it has waited for the
-// resource. It then does not take the resource for one of another command.
+// After a job has requested its resource again, it may end before it has waited for the
+// resource. It then does not take the resource for another command's.
 func TestAResourceThatTheJobHasMadeAgainIsItsOwn(t *testing.T) {
 	for _, tt := range []struct {
 		story string
@@ -264,8 +263,8 @@ func TestAResourceThatTheJobHasMadeAgainIsItsOwn(t *testing.T) {
 	}
 }
 
-// If the run duration of the slices has passed, the job that has used them ends. The same
-// job, typed again, makes new slices.
+// When the slices' run duration has passed, the job that used them ends. The same job given
+// again makes new slices.
 func TestSlicesWhoseTimeIsOver(t *testing.T) {
 	for _, worked := range []bool{true, false} {
 		q, h := onHardCloud(map[string][]error{"wait": {errSuspended}})
@@ -309,7 +308,7 @@ func TestSlicesThatDoNotComeInTime(t *testing.T) {
 		story   string
 		worked  bool
 		phase   string
-		missing int // how many slices are missing when the job looks
+		missing int // slices that are missing when the job looks
 		calls   string
 	}{
 		{"it has never run", false, provision.PhaseSlices, 1, "create wait get"},
@@ -329,7 +328,7 @@ func TestSlicesThatDoNotComeInTime(t *testing.T) {
 	}
 }
 
-// A partlyCloud is a hardCloud on which slices are missing.
+// A partlyCloud is a hardCloud with missing slices.
 type partlyCloud struct {
 	*hardCloud
 	missing int
@@ -341,8 +340,8 @@ func (p partlyCloud) Get(ctx context.Context, id string) (provision.Resource, er
 	return res, err
 }
 
-// A limit counts only for its own state. Time in which nobody could look does not count.
-// Slices that were made or repaired meanwhile are not deleted because of the limit.
+// A limit is only for its own state, without the time in which nobody could look. It
+// deletes no slices that were made or repaired meanwhile.
 func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}
 	for _, tt := range []struct {
@@ -368,7 +367,7 @@ func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	}
 }
 
-// Only the cloud can say whether a killed command was preempted. So the job waits for its
+// Only the cloud knows whether a killed command was preempted. So the job waits for its
 // answer, even for a long time. Otherwise the job would end with a failure of the command.
 func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 	away := make([]error, 50)
@@ -384,7 +383,7 @@ func TestALossIsJudgedWhenTheCloudAnswers(t *testing.T) {
 }
 
 // A command was killed. While the slices look healthy, the job waits until the cloud says
-// why. It says once what it waits for.
+// why. It reports once what it waits for.
 func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	q, h := onHardCloud(nil)
 	said := &testkit.Recorder{}
@@ -404,8 +403,7 @@ func TestTheWaitForTheCauseOfALossIsTold(t *testing.T) {
 	}
 }
 
-// If the user detaches while the job finds out why an attempt failed, the slices are
-// not deleted.
+// If the user detaches while the job finds out why an attempt failed, the slices stay.
 func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	away := make([]error, 50)
 	for i := range away {
@@ -430,7 +428,7 @@ func TestAnInterruptCountsWhileALossIsJudged(t *testing.T) {
 	}
 }
 
-// The first call of a cancelling interrupts the job.
+// A cancelling interrupts the job at its first call.
 type cancelling struct {
 	*hardCloud
 	interrupt func()
@@ -465,8 +463,8 @@ func TestTheTimeOfARequestIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// The answer to a request may be lost. The request may still have made slices. If the job
-// cannot find out, it says so.
+// If the answer to a request is lost, the request may have made slices. If the job cannot
+// find out, it says so.
 func TestWhatMayExistIsSaid(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
@@ -486,10 +484,9 @@ func TestWhatMayExistIsSaid(t *testing.T) {
 	}
 }
 
-// Before the first request the user is told the price and asked. Before a further request
-// for the same slices, the user is neither told nor asked. A job that loses slices which it
-// has taken over says what it requests then. It asks nobody, because the user may be
-// asleep.
+// Before the first request, multihost tells the user the price and asks. For the same
+// slices it does neither again. A job that loses slices which it has taken over tells the
+// user what it requests, and asks nobody, because the user may be asleep.
 func TestARequestIsAnnouncedAndConfirmedOnce(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -542,7 +539,7 @@ func TestNothingIsDeletedForARequestThatIsNotConfirmed(t *testing.T) {
 	q.held.worked = false
 	q.Confirm = func(context.Context, string) error { return errors.New("no") }
 	_, err := q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil)
-	testkit.Must(t, err) // the slices of the earlier runner are there
+	testkit.Must(t, err)
 	q.held.worked, h.fails, h.calls = false, map[string][]error{"wait": {errSuspended}}, nil
 	_, err = q.ready(t.Context(), func(*stage.Failure) error { return nil }, nil)
 	var no *announce.Declined

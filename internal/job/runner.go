@@ -14,30 +14,29 @@ import (
 	"multihost/internal/workers"
 )
 
-// A runner makes attempts of a run until one succeeds, somebody stops it, or a budget is
-// spent.
+// A runner makes attempts of a run until one succeeds, somebody stops the run, or a budget
+// is spent.
 type runner struct {
 	*attempt.Run
 	history attempt.History
 	ground  ground
 	books   ledger
-	lease   *renewal.Lease // lease of slices that a job of this run made; nil: other slices
-	end     renewal.End    // for slices that their provider takes away
-	deletes func() bool    // whether the slices are deleted after a success; nil: they are not
+	lease   *renewal.Lease // of slices that a job of this run made; nil: other slices
+	end     renewal.End    // when the provider takes the slices away
+	deletes func() bool    // whether the job deletes the slices after a success; nil: no
 
-	// Some workers of the slices may not answer. missing reports whether the command may be
-	// running on such slices. The runner then takes it over on the workers that answer.
-	// nil: never.
+	// missing reports whether the command may be running on slices of which some workers do
+	// not answer. The runner then takes it over on the other workers. nil: never.
 	missing func() bool
 
-	// decided is called when an attempt has asked its workers which runs they know. It may
-	// be nil.
+	// decided is called when an attempt has asked its workers for their runs. It may be
+	// nil.
 	decided func()
 
-	now    *attempt.Attempt   // the present or the last one; nil: its workers were not connected
-	team   *workers.Connected // the workers of now; nil once they are left
-	used   []tpu.Slice        // the slices that it was to run on
-	unread follow.Parts       // the logs of the last attempt that are lost with its slices
+	now    *attempt.Attempt   // present or last attempt; nil: no connection to its workers
+	team   *workers.Connected // workers of now; nil after leaving them
+	used   []tpu.Slice        // slices of now
+	unread follow.Parts       // logs of the last attempt that are lost with its slices
 }
 
 // close ends the connections and deletes the packed files of the sync.
@@ -61,7 +60,7 @@ func (r *runner) run(ctx context.Context) (stage.Outcome, error) {
 			return r.finish(out, err, f, v.text)
 		}
 		after = f
-		if f := r.followed(); f != nil { // the last attempt that was followed may still be running
+		if f := r.followed(); f != nil { // the last followed attempt may still be running
 			r.history.CutOff, r.unread = f.CutOff(), f.GoWithSlices()
 		}
 		pause := r.books.pause()
@@ -73,8 +72,7 @@ func (r *runner) run(ctx context.Context) (stage.Outcome, error) {
 	}
 }
 
-// followed returns how the command of the last attempt was followed. It returns nil if it
-// was not followed.
+// followed returns the Following of the last attempt, or nil.
 func (r *runner) followed() *follow.Following {
 	if r.now == nil {
 		return nil
@@ -86,7 +84,7 @@ func (r *runner) followed() *follow.Following {
 // the command and follows it to its end.
 func (r *runner) attempt(ctx context.Context, after *stage.Failure) (stage.Outcome, error) {
 	r.now = nil
-	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil { // the slices were taken away between two attempts
+	if taken := renewal.Taken(r.used, r.Clock.Now()); taken != nil { // something took the slices away between two attempts
 		return stage.Outcome{}, taken
 	}
 	sel, err := r.ground.ready(ctx, r.books.pay, after)
@@ -125,9 +123,8 @@ func (r *runner) hold(ctx context.Context) (_ context.Context, over func(), err 
 	return ctx, func() { taken(); expired() }, nil
 }
 
-// connectSome connects to the workers that answer, so that the command that runs on them
-// can be taken over. It warns about the other workers and names them. It connects to them
-// when they are back.
+// connectSome connects to the workers that answer, to take over the command that runs on
+// them. It warns about the other workers by name, and connects to them when they answer.
 func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers.Connected, err error) {
 	err = r.Watch.Phase("connect", func() (string, error) {
 		if t, err = r.DialAll(ctx, sel, nil, true, min(r.Access.RetryFor, adoptRound)); err != nil {
@@ -153,7 +150,7 @@ func (r *runner) connectSome(ctx context.Context, sel tpu.Selection) (t *workers
 }
 
 // An unready error ends a run that could not get its slices. The ground has already tried
-// everything to get them.
+// everything.
 type unready struct{ error }
 
 func (e *unready) Unwrap() error { return e.error }
@@ -166,13 +163,13 @@ func (r *runner) leaveTeam() {
 	}
 }
 
-// A verdict says whether another attempt follows one that has ended.
+// A verdict says whether another attempt follows an ended one.
 type verdict struct {
 	again bool
-	text  string // which attempt follows, or why none does; "" if that is obvious
+	text  string // which attempt follows, or why none does; "": obvious
 }
 
-// next decides whether another attempt follows the failure f, and pays for that attempt.
+// next decides whether another attempt follows the failure f, and pays for it.
 func (r *runner) next(ctx context.Context, f *stage.Failure) verdict {
 	if f == nil || f.Cause == stage.UserStop || f.Cause == stage.Expired || f.Cause == stage.Refused || ctx.Err() != nil {
 		return verdict{}
@@ -183,8 +180,8 @@ func (r *runner) next(ctx context.Context, f *stage.Failure) verdict {
 	return verdict{again: true, text: "trying again (" + r.books.count(f) + ")"}
 }
 
-// sayEnd reports how the attempt ended, if it started. Otherwise it reports only that
-// another attempt follows, and why.
+// sayEnd reports how a started attempt ended. For another attempt, it reports only that one
+// follows, and why.
 func (r *runner) sayEnd(out stage.Outcome, f *stage.Failure, v verdict) {
 	if r.now == nil || !r.now.Begun() || !out.Started {
 		if v.again {
@@ -198,7 +195,7 @@ func (r *runner) sayEnd(out stage.Outcome, f *stage.Failure, v verdict) {
 }
 
 // finish ends the last attempt. If the command is not the cause, the summary names the
-// cause, and why no further attempt was made.
+// cause, and why there is no further attempt.
 func (r *runner) finish(out stage.Outcome, err error, f *stage.Failure, refusal string) (stage.Outcome, error) {
 	l := last{run: r.O.Run, out: out, err: err, failure: f, refusal: refusal, tried: r.history.Tried, number: r.history.Last, phases: r.Watch.Times}
 	if f := r.followed(); f != nil {
@@ -216,9 +213,8 @@ func (r *runner) finish(out stage.Outcome, err error, f *stage.Failure, refusal 
 	return out, err
 }
 
-// sayLogsGo warns, before the slices are deleted, about logs of the last attempt that are
-// lost with them. If earlier is set, it also warns about logs of an earlier runner's
-// command.
+// sayLogsGo warns, before the slices are deleted, of logs of the last attempt that are lost
+// with them. With earlier, it also warns of logs of an earlier runner's command.
 func (r *runner) sayLogsGo(earlier bool) {
 	if f := r.followed(); f != nil {
 		r.unread = f.GoWithSlices()
