@@ -15,13 +15,13 @@ import (
 	"multihost/internal/testkit"
 )
 
-// multihost-agent has its own code to read the scripts' files: whether a command runs,
+// multihost-agent has its own code to read the scripts' files: whether a command is active,
 // which processes belong to it, and how it ended.
 func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name, script string
-		stops        bool // the agent ends it
+		stops        bool // the agent stops the command
 		want         string
 	}{
 		{"success", "exit 0", false, "0"},
@@ -64,8 +64,6 @@ func TestTheAgentReadsWhatTheScriptsWrite(t *testing.T) {
 			if s := look("other"); s.Begun {
 				t.Errorf("another run: %+v", s)
 			}
-			// The agent reads the exit code as the file of the attempt has
-			// it.
 			exit, err := os.ReadFile(filepath.Join(l.dir(s.Ref()), "exit"))
 			testkit.Must(t, err)
 			if lines := strings.Split(string(exit), "\n"); !slices.Contains(lines, "code="+row.want) {

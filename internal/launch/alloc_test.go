@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A hose is a worker whose command has printed size bytes. It sends them in the
+// A hose is a worker whose command has printed size bytes. The worker sends them in the
 // requested pieces.
 type hose struct {
 	size  int64
@@ -50,7 +50,7 @@ func (h *hose) Run(_ context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, nil
 }
 
-// Following a log allocates once for each piece, and not for each line.
+// Following a log allocates for each piece, not for each line.
 func TestFollowingAllocatesNothingALine(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("the race detector allocates")
@@ -71,8 +71,8 @@ func TestFollowingAllocatesNothingALine(t *testing.T) {
 	}
 }
 
-// BenchmarkFollow measures following one worker: requests for pieces, their bytes, and the
-// lines about them.
+// BenchmarkFollow measures the follow of one worker: requests for pieces, their bytes, and
+// the lines about them.
 func BenchmarkFollow(b *testing.B) {
 	h := &hose{size: 16 << 20, chunk: []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 320))}
 	b.SetBytes(h.size)

@@ -20,7 +20,7 @@ import (
 // Started is a command that has started.
 type Started struct {
 	PID int
-	At  time.Time // worker clock, when the waiting process stopped waiting and became the command
+	At  time.Time // by the worker's clock, when the waiting process became the command
 }
 
 // Armed is a supervisor that waits on the worker for the order to start. It
@@ -36,23 +36,23 @@ type Armed struct {
 	offset time.Duration // offset of the worker's clock
 
 	boot string // Arm sets boot, disks and found
-	// stopped is the newest stop of the run. The worker has a mark of it.
+	// stopped is the newest stop of the run that the worker has a mark of.
 	stopped Stopped
-	disks   map[string]Disk    // key: what the disk holds, "output" or "tmp"
-	found   map[string]string  // versions; key: an entry of surveyed
-	words   chan remote.Record // the worker's answer; the buffer has room for all of it
-	done    chan struct{}      // closed when the exec has ended; err is set before
+	disks   map[string]Disk    // key: what is on the disk, "output" or "tmp"
+	found   map[string]string  // versions; key: a word of surveyed
+	words   chan remote.Record // the worker's answer, with room for all of it
+	done    chan struct{}      // closed when the exec has ended; err is set before that
 	err     error
 	once    sync.Once
 }
 
 // Arm writes the files of spec to the worker and starts a supervisor that waits there for
-// ReleaseAt. It takes the worker's lock. It returns *BusyError if another run holds the
-// lock, and ErrAlreadyStarted if this attempt was started before. It returns *CodeError if
-// another run has changed the code in the run's directory. When the connection is lost or
-// Abort is called before ReleaseAt, nothing of the attempt stays on the worker.
+// ReleaseAt. Arm takes the worker's lock. It returns *BusyError if another run holds the
+// lock, ErrAlreadyStarted if this attempt was started before, and *CodeError if another run
+// has changed the code in the run's directory. If the connection is lost or Abort is called
+// before ReleaseAt, nothing of the attempt stays on the worker.
 //
-// The session outlives ctx: it ends with ReleaseAt, Abort or the connection.
+// The session outlives ctx. It ends with ReleaseAt, Abort or the connection.
 func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -99,38 +99,36 @@ func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 	switch {
 	case err == nil:
 		return a, nil
-	case errors.As(err, &code): // the supervisor waits already; until it is gone, the run counts as active
-		_ = a.Abort(ctx) // if this fails, the end of the session ends the supervisor later
+	case errors.As(err, &code): // the supervisor already waits, and the run counts as active until it has ended
+		_ = a.Abort(ctx) // otherwise the supervisor ends with the session
 	default:
 		a.finish(err)
 	}
 	return nil, err
 }
 
-// BootID returns the boot id that the worker's kernel reports.
 func (a *Armed) BootID() string { return a.boot }
 
-// Stopped returns the newest stop of the run that is marked on the worker. It returns zero
-// if there is none.
+// Stopped returns the newest stop of the run that the worker has a mark of, or zero.
 func (a *Armed) Stopped() Stopped { return a.stopped }
 
-// Disk returns the disk that will hold the output of the command.
+// Disk returns the disk for the output of the command.
 func (a *Armed) Disk() Disk { return a.disks["output"] }
 
 // Tmp returns the disk of /tmp, or zero when Disk is the same disk.
 func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
 
-// mostWords is more records than a supervisor ever sends. Every worker has a buffer of this
-// size at the same time. So it is kept small.
+// mostWords is more records than a supervisor ever sends. It is small, because the runner
+// has a buffer of this size for every worker.
 const mostWords = 64
 
-// surveyed are the things whose version a worker may report.
+// surveyed are the words for which a worker may report a version.
 var surveyed = []string{"python", "jax", "jaxlib", "libtpu", "code"}
 
 // Versions returns the versions of python, jax, jaxlib and libtpu that Spec.Python finds,
 // and the digest of the code under "code". A package that is not installed has the version
-// "none". An entry is missing if the worker could not determine it in time, or if Spec does
-// not ask for it.
+// "none". There is no entry if Spec does not ask for it, or if the worker could not find it
+// out in time.
 func (a *Armed) Versions() map[string]string {
 	all := maps.Clone(a.found)
 	if python, known := all["python"]; known && python != "none" {
@@ -149,7 +147,7 @@ func (a *Armed) hear(r remote.Record) (done bool) {
 	return false
 }
 
-// ready waits until the supervisor is armed, and reads the worker's reports before that.
+// ready reads the worker's reports until the supervisor is armed.
 func (a *Armed) ready(ctx context.Context, spec Spec, out *remote.Answer) error {
 	var there, owner string // digest of the code on the worker, and who synced it
 	for {
@@ -185,7 +183,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *remote.Answer) error 
 	}
 }
 
-// learns takes rec if it describes the worker, and reports whether it does.
+// learns reports whether rec describes the worker, and then stores it.
 func (a *Armed) learns(rec remote.Record) bool {
 	switch rec.Word {
 	case "boot":
@@ -207,7 +205,7 @@ func (a *Armed) learns(rec remote.Record) bool {
 	return true
 }
 
-// busy returns the error that names the run that holds the worker.
+// busy returns the error that names the run on the worker.
 func (a *Armed) busy(rec remote.Record, records []remote.Record) error {
 	e := &BusyError{Worker: a.runner.Name()}
 	records = append([]remote.Record{{Word: "now", Rest: rec.Rest}}, records...)
@@ -256,7 +254,6 @@ func (a *Armed) word(ctx context.Context) (remote.Record, error) {
 	}
 }
 
-// finish ends the session and waits for its end.
 func (a *Armed) finish(cause error) {
 	a.once.Do(func() {
 		a.order.Close()
@@ -265,13 +262,13 @@ func (a *Armed) finish(cause error) {
 	})
 }
 
-// On a connection that seems to work, releaseLimit limits how long a supervisor may take to
-// answer "go". After that, ReleaseAt asks the worker over another session.
+// If a supervisor does not answer "go" within releaseLimit, ReleaseAt asks the worker over
+// another session.
 const releaseLimit = 30 * time.Second
 
 // MeasureClock measures the worker's clock against ours for ReleaseAt, over the open
 // session, while the worker does nothing else. It makes a few round trips and uses the
-// fastest. When the worker does not answer, the offset from the Runner stays. Call
+// fastest. If the worker does not answer, the offset from the Runner stays. Call
 // MeasureClock at most once, and not concurrently with ReleaseAt.
 func (a *Armed) MeasureClock(ctx context.Context) {
 	const rounds, limit = 4, 20 * time.Second
@@ -289,7 +286,7 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 			return
 		}
 		if rec.Word != "clock" {
-			a.hear(rec) // put it back: ReleaseAt waits for it
+			a.hear(rec) // ReleaseAt waits for this record
 			return
 		}
 		if told := instant(rec.Rest); !told.IsZero() && (best == 0 || trip < best) {
@@ -301,14 +298,14 @@ func (a *Armed) MeasureClock(ctx context.Context) {
 // ClockOffset returns the worker's clock minus ours.
 func (a *Armed) ClockOffset() time.Duration { return a.offset }
 
-// ReleaseAt orders the supervisor, with one write, to start the command at a time by our
-// clock, at most 5 s ahead. The zero time means at once. ClockOffset translates the time to
-// the worker's clock. A worker starts at once if it gets the order after that time, or if
-// the time is more than 5 s away by its clock.
+// ReleaseAt orders the supervisor to start the command at a time by our clock, at most 5 s
+// ahead. The zero time means at once. ClockOffset translates the time to the worker's
+// clock. A worker starts at once if the order comes after that time, or if the time is more
+// than 5 s ahead by its clock.
 //
-// When the connection is lost before the answer, ReleaseAt asks the worker again until ctx
-// ends. The command is started once. If it never will be started, the error is
-// ErrNotStarted. The session has ended when ReleaseAt returns.
+// The order is one write. If the connection is lost before the answer, ReleaseAt asks the
+// worker again until ctx ends. The command never starts twice. If it will never start, the
+// error is ErrNotStarted. The session has ended when ReleaseAt returns.
 func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 	order := "go\n"
 	if !at.IsZero() {
@@ -319,7 +316,7 @@ func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 		started, err := a.answered(wait)
 		stop()
 		if err == nil {
-			// The script on the worker ends by itself now.
+			// The script on the worker now ends by itself.
 			a.order.Close()
 			select {
 			case <-a.done:
@@ -338,8 +335,7 @@ func (a *Armed) ReleaseAt(ctx context.Context, at time.Time) (Started, error) {
 			return Started{}, fmt.Errorf("release %q on %s: %w", a.ref.Label(), a.runner.Name(), context.Cause(ctx))
 		}
 	}
-	// Ask before the old session ends. As long as that session is open, the supervisor
-	// waits.
+	// Ask before the old session ends: until then the supervisor waits.
 	started, err := a.ask(ctx)
 	a.finish(err)
 	return started, err
@@ -363,8 +359,8 @@ func (a *Armed) answered(ctx context.Context) (Started, error) {
 	}
 }
 
-// mostAsks limits how often ask runs release.sh. Each run itself waits 10 s: an overloaded
-// worker may take that long to start a command.
+// mostAsks limits how often ask runs release.sh. Each run waits 10 s, because an overloaded
+// worker may need that long to start a command.
 const mostAsks = 6
 
 // ask repeats the order over another session and returns the result.
@@ -389,17 +385,16 @@ func (a *Armed) ask(ctx context.Context) (Started, error) {
 	}
 }
 
-// abortLimit limits how long Abort waits on the open session. abortGrace is the
-// grace time for a command that runs nevertheless, because only the answer to its
-// release was lost.
+// abortLimit limits how long Abort waits on the open session. abortGrace is the grace time
+// for a command that has started although the answer to its release was lost.
 const (
 	abortLimit = 5 * time.Second
 	abortGrace = 10 * time.Second
 )
 
-// Abort ends the supervisor before it starts the command, and waits until nothing
-// of the attempt is left on the worker. When the session is lost or does not answer
-// within abortLimit, Abort calls Stop, which connects again.
+// Abort ends the supervisor before it starts the command, and waits until nothing of the
+// attempt is left on the worker. If the session is lost or does not answer within
+// abortLimit, Abort calls Stop, which connects again.
 func (a *Armed) Abort(ctx context.Context) error {
 	a.order.Close()
 	wait, stop := context.WithTimeout(ctx, abortLimit)
@@ -429,7 +424,8 @@ func (a *Armed) Abort(ctx context.Context) error {
 	return nil
 }
 
-// files returns the files of the attempt, in the order of unpack in arm.sh.
+// files returns the files of the attempt, in the order in which unpack of arm.sh reads
+// them.
 func (s Spec) files() [][]byte {
 	workDir := s.WorkDir
 	if workDir == "" {
@@ -500,14 +496,14 @@ func (s Spec) masked(text string) string {
 	return text
 }
 
-// Title returns the command as workers show it. This is its first line, with secrets
-// masked, at most 200 bytes.
+// Title returns the command for lists: its first line, with masked secrets, at most 200
+// bytes.
 func (s Spec) Title() string {
 	text := s.masked(s.Script)
 	if text == "" {
 		words := make([]string, len(s.Argv))
 		for i, w := range s.Argv {
-			words[i] = s.masked(w) // before quoting, because quoting may change the secret's text
+			words[i] = s.masked(w) // before quoting, which may change the secret's text
 		}
 		text = remote.Quote(words...)
 	}

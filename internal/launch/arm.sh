@@ -1,11 +1,11 @@
 #!/bin/bash
-# arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the payload that
-# follows on stdin to files, and starts a supervisor. Then it reads lines from stdin. It
-# answers "clock" with the worker's time. It passes "go" or "go TIME" on to the supervisor;
-# see start.sh. After any other line, or the end of stdin, nothing is left behind. The texts
-# of the supervisor's scripts are in variables. With PYTHON, arm reports meanwhile the
-# versions that this interpreter finds. With CODE=1 it also reports the digest of the code
-# in the command's directory.
+# arm: RUN ATTEMPT SIZES... [PYTHON CODE]. Takes the worker's lock, writes the payload from
+# stdin to files, and starts a supervisor. Then it reads lines from stdin. It answers
+# "clock" with the worker's time. It passes "go" or "go TIME" on to the supervisor; see
+# start.sh. After any other line, or the end of stdin, it leaves nothing behind. The texts
+# of the supervisor's scripts are in variables. With PYTHON, arm also reports the versions
+# that this interpreter finds. With CODE=1 it also reports the digest of the code in the
+# command's directory.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
@@ -22,7 +22,7 @@ main() {
   entry=$index/$UID-$run-$attempt.run
   prepare_index
   exec 9<"$index/lock" || fail "open $index/lock"
-  # A run that is just ending needs a moment to release the lock.
+  # A run that is about to end needs a moment to release the lock.
   error=$(exec flock -w 0.3 9 2>&1) || if (($? == 1)); then busy; else fail "lock $index/lock: ${error:-flock fails}"; fi
   if [[ -e $dir/started ]]; then
     say already
@@ -38,8 +38,8 @@ main() {
     if [[ ${lines[0]%% *} != "${lines[1]%% *}" ]]; then say disk tmp "${lines[1]#* }"; fi
   fi
   error=$(exec mkfifo -- "$dir/control" "$dir/output" 2>&1) || abandon "$dir" "$error"
-  # The complaints of bash go through a FIFO. A file would fail on a full disk, and
-  # $(unpack) would start one more process.
+  # The errors of bash go through a FIFO. A file would fail on a full disk, and $(unpack)
+  # would start one more process.
   exec 5<>"$dir/output"
   if ! unpack "$dir" "$@" 2>&5; then
     while IFS= read -r -t 0.1 -u 5 line; do error=$line; done
@@ -50,14 +50,14 @@ main() {
 
   if [[ $python ]]; then
     mapfile -d '' -t words <"$dir/argv"
-    mapfile -d '' -t vars <"$dir/env" # read it now: it is emptied after start.sh has read it
+    mapfile -d '' -t vars <"$dir/env" # read it now: start.sh empties it
     survey
   fi
-  # The supervisor reads its order from a FIFO that this script holds open for writing. When
-  # this script dies, the supervisor sees the end of the FIFO. When the connection breaks in
-  # the middle of the order, a later connection can still give it. Start the supervisor with
-  # exec: bash starts a background child with SIGINT ignored, and exec undoes that. The
-  # child leads no process group, so setsid need not fork.
+  # The supervisor reads its order from a FIFO that this script holds open for writing. If
+  # this script dies, the supervisor sees the end of the FIFO. If the connection breaks in
+  # the middle of the order, a later connection can still give the order. bash starts a
+  # background child with SIGINT ignored, and exec undoes that. The child leads no process
+  # group, so setsid need not fork.
   exec 4<>"$dir/control"
   exec 8< <(exec setsid bash --norc --noprofile -p "$dir/supervise" \
     "$nonce" "$run" "$attempt" "$dir" "$entry" "$mask" "$disk" </dev/null 2>>"$dir/supervisor.log" 3<&- 7<&-)
@@ -65,12 +65,11 @@ main() {
   IFS= read -r line <&8 ||
     abandon "$dir" "the supervisor did not start: $(tail -n 1 "$dir/supervisor.log" 2>/dev/null)"
   if [[ $python ]]; then tell_versions; fi
-  # Report whose code is in the directory. A sync that begins later finds the
-  # supervisor and changes nothing.
+  # Report whose code is in the directory. A sync that begins later finds the supervisor and
+  # changes no code.
   { IFS= read -r synced <"$home/.multihost/sync/$run/digest"; } 2>/dev/null
   say synced "$synced"
-  # Look for stops only now that the supervisor can be found. A later stop finds the
-  # supervisor itself.
+  # From now on, a stop finds the supervisor. So look now for earlier stops.
   for order in "$home/.multihost/runs/$run"/*/stopped; do
     if { IFS= read -r synced <"$order"; } 2>/dev/null; then say stopped "$synced"; fi
   done
@@ -83,8 +82,8 @@ main() {
       say clock "$REPLY"
     fi
   done
-  # After "go", keep the FIFO open until the command has started. start.sh would take the
-  # end of the FIFO for a word.
+  # After "go", hold the FIFO open until the command has started. start.sh would take the
+  # end of the FIFO for an order.
   if [[ $order == go || $order == "go "* ]]; then printf '%s\n' "$order" >&4; else exec 4>&-; fi
   while IFS= read -r line <&8; do printf '%s\n' "$line"; done
 }
@@ -107,8 +106,7 @@ survey() {
     at_work
     inherit_run "$run" "$attempt" "$dir"
     python=${python/#"~/"/"$HOME/"}
-    # A subshell ends when exec fails, with or without execfail, so look for the program
-    # first.
+    # If exec fails, the subshell ends, even with execfail. So look for the program first.
     for entry in "${environment[@]}"; do
       if [[ $entry == PATH=* ]]; then PATH=${entry#PATH=}; fi
     done
@@ -128,14 +126,12 @@ survey() {
   fi
 }
 
-# at_work enters the directory in which the command will run, if the directory exists
-# already.
+# at_work enters the command's directory, if it exists already.
 at_work() {
   cd -- "$HOME" || exit
   cd -- "${words[0]}" || :
 }
 
-# tell_versions reports the versions and the digest that survey has found.
 tell_versions() {
   local line status most=8
   while ((most-- > 0)); do
@@ -152,8 +148,8 @@ tell_versions() {
   fi
 }
 
-# The names of the packages' metadata directories contain the versions.
-# importlib.metadata reads these directories too, but takes twice the time.
+# The names of the packages' metadata directories contain the versions. importlib.metadata
+# also reads these directories, but takes twice the time.
 versions='
 import os, sys
 print("python", sys.version.split()[0])
@@ -195,9 +191,9 @@ prepare_index() {
   [[ -r $index/lock && ! -L $index/lock ]] || fail "${error:-read $index/lock: it is no readable file}"
 }
 
-# secrets DIR reads the secrets that DIR/secrets lists, in lines NAME ADDRESS, with
-# the VM's own token. It appends their values to DIR/env, which is removed once
-# start.sh has read it. No value is on a command line.
+# secrets DIR reads the secrets in the lines NAME ADDRESS of DIR/secrets, with the VM's own
+# token. It appends their values to DIR/env, which start.sh removes after reading. No value
+# is on a command line.
 secrets() {
   local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
   local name url token='' status trouble data json nuls=0
@@ -213,7 +209,7 @@ secrets() {
     data=
     if json_strings "$json" /payload/data; then data=${strings[0]}; fi
     nuls=$((nuls + 1))
-    # A wrong count of NULs means that the value contains one.
+    # With a wrong number of NULs, the value contains one.
     if ! {
       printf '%s=' "$name"
       printf %s "$data" | base64 -d && printf '\0'
@@ -224,11 +220,11 @@ secrets() {
   exec 5<&-
 }
 
-# ask RETRIES ARG... calls curl with ARGs and the token. It tries again while the network or
-# the server has trouble. It gives up if a try fails later than 40 s after the first try
-# began. status and json come from the last try. status is 0 if that try got no whole
+# ask RETRIES ARG... calls curl with ARGs and the token. It retries while the network or the
+# server has trouble. It gives up if a try fails later than 40 s after the start of the
+# first try. status and json come from the last try. status is 0 if that try got no whole
 # answer. If status is not 200, trouble says why. The output of curl goes through descriptor
-# 5: curl --retry would put the answers of all tries, and its messages, into one text.
+# 5, because curl --retry would mix the answers of all tries and its messages.
 ask() {
   local tries=$1 pause=1 line error until_ns
   shift
@@ -245,7 +241,7 @@ ask() {
       status=${json##*$'\n'} json=${json%$'\n'*}
       if [[ $status != 408 && $status != 429 && $status != 5?? ]]; then break; fi
     else
-      status=0 json='' # half of an answer does not count
+      status=0 json='' # a part of an answer is no answer
       case $error in
         5 | 6 | 18 | 28 | 35 | 52 | 56) ;; # no name server, a time limit, a broken connection
         *) break ;;
@@ -259,7 +255,7 @@ ask() {
   if ((status == 200)); then return; fi
   if ((! error)); then
     trouble="HTTP status $status"
-    if [[ $token ]]; then # without a token, do not show the answer: it may have one
+    if [[ $token ]]; then # without a token, do not show the answer: it may contain one
       trouble=$json
       if json_strings "$json" /error/message && [[ ${strings[0]} ]]; then trouble=${strings[0]}; fi
       trouble=${trouble//"$token"/***}
@@ -283,9 +279,9 @@ no_secret() { # DIR NAME STATUS TEXT
   exit 1
 }
 
-# unpack DIR SIZES... writes the files of the attempt, in the order in which they
-# come. Files that only a runner sends are last. exit.new gets its full size now, so
-# that the end of the command can be recorded on a full disk.
+# unpack DIR SIZES... writes the files of the attempt, in the order in which they come.
+# Files that only a runner sends are last. exit.new gets its full size now, so that even on
+# a full disk the end of the command can be recorded.
 unpack() {
   local dir=$1 file
   shift
@@ -293,7 +289,7 @@ unpack() {
   printf '%s\n' "$text_lib" "$text_start" >"$dir/start" || return
   printf '%s\n' "$text_processes" >"$dir/processes" || return
   printf '%s\0' "${mh_login[@]}" >"$dir/login" || return
-  # If a file is incomplete, unpack fails before a secret or a version is read.
+  # If a file is incomplete, unpack fails before anything reads a secret or a version.
   for file in meta argv env script limit secrets; do
     received "$dir/$file" "${1-0}" || return
     if (($#)); then shift; fi
@@ -304,8 +300,8 @@ unpack() {
   printf '%4000s\n' '' >"$dir/exit.new" || return
 }
 
-# received FILE SIZE writes the next SIZE bytes of stdin to FILE. Up to 4096 bytes
-# are read without starting a process.
+# received FILE SIZE writes the next SIZE bytes of stdin to FILE. For up to 4096 bytes it
+# starts no process.
 received() {
   local word='' got=0
   : >"$1" || return
@@ -318,7 +314,7 @@ received() {
     printf %s "$word" || return
     got=$((got + ${#word}))
     if ((got == $2)); then break; fi
-    printf '\0' || return # the NUL that ended the word
+    printf '\0' || return # the NUL at the end of the word
     got=$((got + 1))
   done >>"$1"
   if ((got != $2)); then

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// TestWhatFollowsAStream checks the steps of Follow after successive streams of one worker,
-// all from offset 100.
+// TestWhatFollowsAStream checks the steps of Follow after each stream of one worker. All
+// streams begin at offset 100.
 func TestWhatFollowsAStream(t *testing.T) {
 	lost := errors.New("connection lost")
 	unclear := &RemoteError{Worker: "s0w0", Op: "follow", Text: "the answer does not tell the state of the run"}

@@ -1,6 +1,6 @@
 #!/bin/bash
-# digest: RUN ATTEMPT SIZE. Reports the SHA-256 of the first SIZE bytes of the log. If the
-# log is shorter or SIZE is negative, it is the SHA-256 of the whole log.
+# digest: RUN ATTEMPT SIZE. Reports the SHA-256 of the first SIZE bytes of the log, or of
+# the whole log if it is shorter or SIZE is negative.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {

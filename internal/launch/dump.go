@@ -16,37 +16,36 @@ import (
 // StackMethod says how a stack was read.
 type StackMethod string
 
-// The methods, best first.
+// Methods, the best one first.
 const (
 	BySpy    StackMethod = "py-spy"  // py-spy reads the memory of a Python process
 	BySignal StackMethod = "SIGUSR1" // the process prints its stack into its log (faulthandler)
 	ByKernel StackMethod = "kernel"  // the kernel shows only what each thread waits for
 )
 
-// A Stack has the stacks of the threads of one process of a run.
+// A Stack has the stacks of all threads of one process of a run.
 type Stack struct {
 	PID     int         `json:"pid"`
 	Command string      `json:"command"`
 	Method  StackMethod `json:"method"`
 	Lines   []string    `json:"lines"`
 
-	// Printed has output that the command wrote while the process was printing its stack.
-	// It is empty for the other methods, and if the stack has an unknown form.
+	// Printed has output that the command wrote while the process printed its stack. Only
+	// BySignal sets it, and only if the stack has a known form.
 	Printed []string `json:"printed,omitempty"`
 }
 
-// DumpOptions are optional.
 type DumpOptions struct {
 	// Wait limits how long a process may take to print its stack after SIGUSR1. 0 means 5
 	// s.
 	Wait time.Duration
 }
 
-// Dump returns the stacks of the run's living processes, those with the most memory first.
-// py-spy reads Python processes where it is installed. Without it, Dump sends SIGUSR1 to
-// the Python processes that catch this signal, and never to others. For all other
-// processes, Dump returns the kernel's view. The run goes on. An attempt that does not run
-// has no stacks. The returned phase says why.
+// Dump returns the stacks of the run's processes, those with the most memory first. py-spy
+// reads Python processes if it is installed. Otherwise Dump sends SIGUSR1 to the Python
+// processes that catch this signal, and never to others. For all other processes, Dump
+// returns the kernel's view. The run continues. If the attempt is not running, there are no
+// stacks, and the returned phase says why.
 func Dump(ctx context.Context, r remote.Runner, ref Ref, opts DumpOptions) ([]Stack, Phase, error) {
 	if err := ref.check(); err != nil {
 		return nil, Unknown, err
@@ -87,21 +86,21 @@ var (
 	faultHead = regexp.MustCompile(`(?:(?:Current thread|Thread) 0x[0-9a-fA-F]+[^:]*|Current thread's C stack trace |Stack )\(most recent call first\)`)
 	// faultFrame is a line of such a stack.
 	faultFrame = regexp.MustCompile(`^  (?:File ".*", line (?:\d+|\?\?\?) in |Binary file "|<.*>$|\.\.\.$|Garbage-collecting$)`)
-	// traceFrame is a place as Python's traceback prints it; a line of the program, which
-	// is indented further, may follow.
+	// traceFrame is a place in the form of Python's traceback. A line of the program, with
+	// more indent, may follow.
 	traceFrame = regexp.MustCompile(`^  File ".*", line \d+, in `)
 )
 
-// tellApart separates the stacks that a process printed on SIGUSR1 from the output of the
-// command at the same time. Other threads and processes go on writing to the same log. When
-// no part has a known form, all of the text may be one stack.
+// tellApart separates the stacks that a process printed on SIGUSR1 from other output. Other
+// threads and processes may write to the same log at the same time. If no part has a known
+// form, all of the text counts as one stack.
 func tellApart(lines []string) (stack, printed []string) {
 	code := false // the next line may belong to a traceFrame
 	for _, line := range lines {
 		at := faultHead.FindStringIndex(line)
 		switch {
 		case at != nil:
-			if at[0] > 0 { // the stack begins behind a line that has no end yet
+			if at[0] > 0 { // the stack begins in the middle of a line
 				printed = append(printed, line[:at[0]])
 			}
 			stack, code = append(stack, line[at[0]:]), false
@@ -124,18 +123,17 @@ func tellApart(lines []string) (stack, printed []string) {
 	return stack, printed
 }
 
-// A FoldedStack is one stack. Several threads may share it, over all workers.
+// A FoldedStack is one stack that one or more threads have, over all workers.
 type FoldedStack struct {
-	Workers []int    `json:"workers"` // indices into the argument of FoldStacks, ascending, each once
+	Workers []int    `json:"workers"` // indices into the argument of FoldStacks, ascending, without duplicates
 	Threads int      `json:"threads"`
 	Lines   []string `json:"lines"`
 }
 
-// FoldStacks groups the threads that have the same stack, over all workers: all[i] is what
-// Dump returned for worker i. It ignores details that always differ: numbers of threads and
-// processes, addresses, and whether a thread was running at that moment. Stacks that few
-// workers share come first. A worker that waits elsewhere than the others is the one to
-// look at.
+// FoldStacks groups the threads with the same stack, over all workers. all[i] is the result
+// of Dump for worker i. FoldStacks ignores details that always differ: numbers of threads
+// and processes, addresses, and whether a thread was running at that moment. Stacks of few
+// workers come first: a worker that waits elsewhere than the others is usually the cause.
 func FoldStacks(all [][]Stack) []FoldedStack {
 	index := map[string]int{}
 	var folded []FoldedStack
@@ -173,15 +171,14 @@ var (
 )
 
 // A thread is one stack of a process: its lines, without details that always differ, and
-// how many threads of the process have it.
+// the number of threads that have it.
 type thread struct {
 	lines []string
 	count int
 }
 
-// threads splits the lines of a process at the header lines of its threads. Lines before
-// the first header belong to no stack, and threads drops them, unless there is no header at
-// all.
+// threads splits the lines of a process at the header lines of its threads. It drops lines
+// before the first header. Without a header, all lines are one stack.
 func threads(lines []string) []thread {
 	var all []thread
 	headed := slices.ContainsFunc(lines, threadHead.MatchString)

@@ -1,7 +1,7 @@
 #!/bin/bash
-# dump: RUN ATTEMPT WAIT_MS. Reports the stacks of the processes of a living run. It touches
-# a process only with py-spy, which reads the memory, or with SIGUSR1. It sends SIGUSR1 only
-# if the process catches that signal: an uncaught SIGUSR1 would kill it.
+# dump: RUN ATTEMPT WAIT_MS. Reports the stacks of the processes of an active run. It uses
+# only py-spy, which reads the memory, and SIGUSR1. It sends SIGUSR1 only to processes that
+# catch the signal, because it kills all others.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -22,8 +22,8 @@ main() {
   done < <(for p in "${pids[@]}"; do printf '%s %s\n' "$(memory "$p")" "$p"; done | sort -rn)
 }
 
-# A run may have as many data loaders as the machine has cores, all with the same stack. So
-# only this many processes are shown.
+# Show only this many processes. A run may have a data loader for each core of the machine,
+# all with the same stack.
 most=16
 
 memory() { # PID: resident pages
@@ -44,8 +44,8 @@ head_of() { # PID METHOD
   say stack "$1" "$2" "${args:0:300}"
 }
 
-# lines reports the lines of a stack from stdin. It writes the home directory, which
-# is not the same on every worker, as "~".
+# lines reports the lines of a stack from stdin. It replaces the home directory by "~",
+# because the home is not the same on every worker.
 lines() {
   local line n=0
   while IFS= read -r line && ((n++ < 2000)); do
@@ -54,8 +54,8 @@ lines() {
   done
 }
 
-# by_spy PID reads the stack with py-spy: from the PATH, from the login's
-# ~/.local/bin or from the virtual environment of the process.
+# by_spy PID reads the stack with py-spy, which it finds in the PATH, in the login's
+# ~/.local/bin or in the process's virtual environment.
 by_spy() {
   local spy='' at text
   for at in "$(command -v py-spy)" "$home/.local/bin/py-spy" "$(virtual "$1")/bin/py-spy"; do
@@ -75,8 +75,8 @@ virtual() { # PID: its VIRTUAL_ENV
   done < <("${as_root[@]}" cat "/proc/$1/environ" 2>/dev/null)
 }
 
-# by_signal PID DIR WAIT_MS sends SIGUSR1 and reports the output of the process in the log.
-# Other processes may write there, too. All output within the wait counts as the stack.
+# by_signal PID DIR WAIT_MS sends SIGUSR1 and reports all output in the log within the wait.
+# Other processes may also write there.
 by_signal() {
   local caught=0 from size before=-1 quiet=0 word value limit_ns
   while read -r word value; do
@@ -102,7 +102,7 @@ by_signal() {
   lines < <(tail -c +$((from + 1)) -- "$2/output.log" | head -c 262144)
 }
 
-# by_kernel PID reports what each thread of the process is waiting for.
+# by_kernel PID reports what each thread of the process waits for.
 by_kernel() {
   local task name wchan fields
   head_of "$1" kernel

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// dump returns the stacks of a run by the name of the script that each runs.
+// dump returns the stacks of a run, by the name of the process's script.
 func dump(t *testing.T, l *local, ref Ref) map[string]Stack {
 	t.Helper()
 	stacks, phase, err := Dump(t.Context(), l, ref, DumpOptions{Wait: patience})
@@ -48,8 +48,7 @@ END
 `
 )
 
-// TestDumpAsksOnlyWhoCatchesTheSignal: SIGUSR1 kills a process that does not catch it, and
-// a dump must not end the run.
+// SIGUSR1 kills a process that does not catch it, and a dump must not end the run.
 func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -60,7 +59,7 @@ func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
 	s := spec("r", askedProgram+deafProgram+"python3 deaf.py & sleep 998.25 & python3 asked.py")
 	begin(t, l, s)
 	ready(t, l, "r")
-	for range 2 { // the second round shows that the first one ended no process
+	for range 2 { // the second dump shows that the first one ended no process
 		by := dump(t, l, s.Ref())
 		asked := by["asked.py"]
 		if asked.Method != BySignal || !slices.ContainsFunc(asked.Lines, func(line string) bool { return strings.HasSuffix(line, "in waits_for_peers") }) {
@@ -86,8 +85,7 @@ func TestDumpAsksOnlyWhoCatchesTheSignal(t *testing.T) {
 	}
 }
 
-// TestDumpPrefersPySpy checks that Dump uses py-spy if the login has it, and the signal if
-// py-spy fails.
+// Dump uses py-spy if the login has it, and the signal if py-spy fails.
 func TestDumpPrefersPySpy(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -136,7 +134,6 @@ func TestFoldStacksPutsTheOddOneFirst(t *testing.T) {
 	}
 }
 
-// TestTellApart separates stacks from output of the command at the same time.
 func TestTellApart(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ text, stack, printed string }{

@@ -9,22 +9,23 @@ import (
 )
 
 var (
-	// ErrAlreadyStarted: Arm returns it when this attempt of the run was started before.
+	// ErrAlreadyStarted is the error of Arm if this attempt of the run was started before.
 	ErrAlreadyStarted = fault.New(fault.Unavailable, "was started before")
-	// ErrNotStarted: ReleaseAt returns it when the command was not started and never will be.
+	// ErrNotStarted is the error of ReleaseAt if the command was not started and never will
+	// be.
 	ErrNotStarted = fault.New(fault.Unavailable, "was not started")
-	// ErrUnknownRun is returned when the worker knows no such run.
+	// ErrUnknownRun says that the worker knows no such run.
 	ErrUnknownRun = fault.New(fault.Unavailable, "no such run on this worker")
-	// ErrStillRuns: Sweep returns it when the run has not ended.
+	// ErrStillRuns is the error of Sweep if the run has not ended.
 	ErrStillRuns = fault.New(fault.Unavailable, "still runs")
-	// ErrTruncated: every *TruncatedError matches it.
+	// ErrTruncated matches every *TruncatedError in errors.Is.
 	ErrTruncated = fault.New(fault.Unavailable, "output on the worker is shorter than what was already received")
 )
 
-// BusyError says that another run lives on the worker.
+// BusyError says that another run is active on the worker.
 type BusyError struct {
 	Worker string
-	Info   Info // the other run; zero when the worker could not tell
+	Info   Info // the other run; zero if it is not known
 }
 
 // Error implements error.
@@ -51,7 +52,7 @@ func (e *BusyError) Hint() string {
 	return "multihost stop " + e.Info.Run + ", or --replace to stop it first"
 }
 
-// startedError is an ErrAlreadyStarted.
+// startedError is an ErrAlreadyStarted with the command to type.
 type startedError struct {
 	ref    Ref
 	worker string
@@ -68,11 +69,11 @@ func (e *startedError) Hint() string {
 	return "another run of that name was faster: multihost attach " + e.ref.Run + " follows it; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// CodeError says that another run of the same name has synced other code into this
-// run's directory after this run synced its own. Nothing was started.
+// CodeError says that another run of the same name has synced other code into this run's
+// directory after this run's sync. Nothing was started.
 type CodeError struct {
 	Worker, Run string
-	Owner       string // owner of the other run; "" while its sync still goes on
+	Owner       string // owner of the other run; "" during its sync
 }
 
 // Error implements error.
@@ -94,12 +95,12 @@ func (e *CodeError) Hint() string {
 	return "multihost ps shows whether it lives; to start this one beside it, in a directory of its own: --run-name=NAME"
 }
 
-// TruncatedError says that the worker's output file is shorter than the bytes that were
-// received from it. A crash lost bytes that were not yet on the disk, or somebody cut the
-// file. The received bytes stay valid.
+// TruncatedError says that the worker's output file is shorter than the bytes received from
+// it. A crash lost bytes that were not yet on the disk, or somebody cut the file. The
+// received bytes stay valid.
 type TruncatedError struct {
 	Worker       string
-	Offset, Size int64 // bytes received, and bytes on the worker; Size -1: not known yet
+	Offset, Size int64 // bytes received, and bytes on the worker; Size -1: not known
 }
 
 // Error implements error.
@@ -119,7 +120,7 @@ func (e *TruncatedError) Is(target error) bool { return target == ErrTruncated }
 // RemoteError is a worker's report that it could not do an operation.
 type RemoteError struct {
 	Worker, Op, Text string
-	Silent           bool // no usable answer came: the login's shell ended, not our script
+	Silent           bool // no usable answer: the login's shell ended, not our script
 }
 
 // Error implements error.
@@ -136,9 +137,9 @@ func (e *RemoteError) Cause() string { return e.Op + ": " + e.Text }
 // SecretError says that a worker could not read a secret. Nothing was started.
 type SecretError struct {
 	Worker  string
-	Secret  StoredSecret // zero when the worker failed before it asked for a secret
-	Status  int          // HTTP status; 0: there was no answer, or no usable one
-	Account string       // service account of the worker; "" when it is not known
+	Secret  StoredSecret // zero if the failure came before the first secret
+	Status  int          // HTTP status; 0: no usable answer
+	Account string       // service account of the worker; "" if not known
 	Text    string
 }
 
@@ -186,7 +187,7 @@ func (e *SecretError) Hint() string {
 	return ""
 }
 
-// HoldersError names the processes that hold the TPU of a worker and were not stopped.
+// HoldersError names the processes that hold the TPU of a worker and that nobody stopped.
 type HoldersError struct {
 	Worker  string
 	Holders []Process

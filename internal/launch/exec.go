@@ -17,22 +17,22 @@ import (
 // ExecSpec is a command that does not outlive its connection. Argv is required.
 type ExecSpec struct {
 	Argv  []string
-	Sudo  bool          // run it as root
-	Grace time.Duration // time between TERM and KILL when the command is stopped; 0 is none
+	Sudo  bool          // run the command as root
+	Grace time.Duration // time between TERM and KILL when the command is stopped; may be 0
 
-	// Leave may be nil. Closing it ends the wait for a command that is being stopped.
+	// Closing Leave ends the wait for a command that is being stopped. Leave may be nil.
 	Leave <-chan struct{}
 }
 
 // ExecEnd is how a command of Exec ended.
 type ExecEnd struct {
-	Code    int  // exit code; 128+n when a signal ended it
-	Stopped bool // it was ended because the context had ended; nothing of it is left
-	Held    bool // it ended, but a process that it left behind kept its output open; Exec did not wait for the rest
+	Code    int  // exit code; 128+n if signal n ended the command
+	Stopped bool // the worker stopped the command because the context had ended; nothing of it is left
+	Held    bool // the command ended, but a process that it left behind held its output open; Exec did not wait for the rest
 }
 
-// heldLimit limits how long processes left behind by an ended command may hold its
-// output open without writing to it.
+// heldLimit limits how long processes that a command left behind may hold its output open
+// without writing to it.
 const heldLimit = 5 * time.Second
 
 // longestExec limits the size of all words of a command together. Linux limits a
@@ -45,16 +45,15 @@ var (
 )
 
 // Exec runs a command in the home directory of the login and waits for its end. It copies
-// the command's output to stdout and stderr as it comes, without the output of the login's
+// the command's output to stdout and stderr at once, without the output of the login's
 // start-up files. The command's standard input is empty.
 //
-// The command belongs to this call, not to the worker as the command of Arm does. The
-// worker ends every process of the command when ctx ends, the connection is lost or this
-// program dies. It uses TERM, the grace time and KILL. It ends the command's session, the
-// processes that carry its mark in their environment, and the descendants of both. When ctx
-// has ended, Exec returns its cause. ExecEnd.Stopped is then true if the worker confirmed
-// that nothing is left. Processes that the command leaves behind when it ends by itself are
-// left alone.
+// The command belongs to this call. If ctx ends, the connection is lost or this program
+// dies, the worker ends every process of the command with TERM, the grace time and KILL.
+// These are the command's session, the processes that have its mark in their environment,
+// and the descendants of both. After the end of ctx, Exec returns its cause, and
+// ExecEnd.Stopped says that the worker confirmed that nothing is left. If the command ends
+// by itself, the processes that it leaves behind stay.
 func Exec(ctx context.Context, r remote.Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
 	words, err := spec.words()
 	if err != nil {
@@ -146,16 +145,16 @@ func (s ExecSpec) words() (string, error) {
 type execution struct {
 	nonce  string
 	cancel context.CancelCauseFunc
-	hand   io.Closer // writing end of the leash, which is the worker's stdin
+	hand   io.Closer // writing end of the worker's stdin: closing it stops the command
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	told      bool       // the worker has reported the end
 	result    ExecEnd
 	survivors int
 	timer     *time.Timer // cancels the exec heldLimit after the end or the last output
 }
 
-// tell takes the record that the worker sent about the end of the command.
+// tell takes the worker's record of the end of the command.
 func (e *execution) tell(line string) {
 	rec, ok := remote.ParseRecord(line, e.nonce)
 	if !ok || rec.Word != "exit" {
@@ -164,7 +163,7 @@ func (e *execution) tell(line string) {
 	f := rec.Fields(3)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.hand.Close() // nothing more is sent to the worker; Run would wait for a pending read of stdin
+	e.hand.Close() // nothing more goes to the worker, and Run would wait for a pending read of stdin
 	if e.survivors = int(number(f[1])); e.survivors > 0 || e.told {
 		return
 	}
@@ -173,7 +172,7 @@ func (e *execution) tell(line string) {
 	e.timer = time.AfterFunc(heldLimit, func() { e.cancel(errHeld) })
 }
 
-// heard restarts the timer when output has come.
+// heard restarts the timer after output.
 func (e *execution) heard(int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -196,14 +195,14 @@ func (e *execution) stop() {
 	}
 }
 
-// A trailer passes bytes on to raw until the mark, and calls tell with the line that
-// begins with the mark.
+// A trailer passes bytes on to raw until the mark. It calls tell with the line that begins
+// with the mark.
 type trailer struct {
 	mark []byte
 	raw  io.Writer
 	tell func(line string)
 
-	held []byte // not yet passed on: may be the beginning of the mark
+	held []byte // bytes not yet passed on, because they may begin the mark
 	line []byte
 	seen bool
 }
@@ -238,7 +237,7 @@ func (t *trailer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// maxTold limits how many bytes of the line with the mark are kept.
+// maxTold limits the bytes that a trailer keeps of the line with the mark.
 const maxTold = 4 << 10
 
 // beginning returns how many bytes at the end of text are the beginning of mark.

@@ -1,9 +1,8 @@
 #!/bin/bash
-# exec: GRACE_MS SUDO SIZE. Runs a command. Its words, each followed by a NUL, come in SIZE
-# bytes on stdin; nothing runs unless all of them come. After the line "stream" on stdout
-# and on stderr, both carry the command's output. The last line of stderr reports how the
-# command ended. The command does not outlive stdin: at the end of stdin, all its processes
-# are ended.
+# exec: GRACE_MS SUDO SIZE. Runs a command. Its words, each followed by a NUL, are SIZE
+# bytes on stdin. Without all of them nothing runs. After the line "stream", stdout and
+# stderr have the command's output. The last line of stderr reports how the command ended.
+# At the end of stdin, exec ends all processes of the command.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
@@ -21,10 +20,10 @@ main() {
   if ((sudo)); then elevate; fi
   say stream
   say stream >&2
-  # The command starts in a process substitution, because in a background job bash ignores
-  # SIGINT. The process in the substitution leads no process group, so setsid need not fork.
-  # This process waits for a line before it starts the command. If it ended before bash has
-  # recorded it, bash 5.2 would wait for it forever (seen on a busy machine).
+  # The command starts in a process substitution, because bash starts a background job with
+  # SIGINT ignored. The process in the substitution leads no process group, so setsid need
+  # not fork. It waits for a line before it starts the command. If it ended before bash has
+  # recorded it, bash 5.2 would wait for ever (seen on a busy machine).
   exec 4>&1 5>&2
   exec 6> >(
     read -r || exit
@@ -37,7 +36,7 @@ main() {
   echo >&6
   exec >/dev/null 2>&1 4>&- 6>&-
   trap 'stopped=1' TERM HUP
-  # Repeat the signal: a signal that comes right before "wait" does not end the wait.
+  # Repeat the signal, because a signal right before "wait" does not end the wait.
   {
     while IFS= read -r _; do :; done
     while kill -s TERM $$; do sleep 0.2; done
@@ -52,16 +51,16 @@ main() {
   return "$code"
 }
 
-# whole succeeds if all words came. When the connection breaks in the middle of them, the
-# words that came would be a different command.
+# whole succeeds if all words came. If the connection breaks, the words so far would be
+# another command.
 whole() {
   local LC_ALL=C word have=0 # with LC_ALL=C lengths are in bytes
   for word in "${words[@]}"; do ((have += ${#word} + 1)); done
   ((have == size))
 }
 
-# elevate makes root run the command. It uses sudo even where we are root. So the command
-# has the same environment, that of sudo, on every worker that has sudo.
+# elevate makes root run the command. It uses sudo even if this login is root, so that the
+# command has the same environment on every worker that has sudo.
 elevate() {
   local error
   if type -P sudo >/dev/null; then
@@ -74,8 +73,8 @@ elevate() {
 }
 
 # find_bound puts the processes of the command into the array pids. These are the processes
-# of its session, unless another process now has that number, and the processes that carry
-# its mark in their environment. The descendants of all these count, too.
+# of its session, unless another process now has the session's number, the processes that
+# have its mark in their environment, and the descendants of all these.
 find_bound() {
   local leader=$pid path
   local -A ours=() parents=()

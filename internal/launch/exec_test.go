@@ -15,7 +15,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// execute runs a command and returns what it wrote.
 func execute(t *testing.T, ctx context.Context, l *local, spec ExecSpec) (stdout, stderr string, end ExecEnd, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer

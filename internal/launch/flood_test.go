@@ -14,8 +14,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// said is a worker that answers every operation with one text, for ever if
-// asked to.
+// said is a worker that answers every operation with one text, which may have no end.
 type said struct {
 	stdout, stderr string // N stands for the nonce
 	endless        bool
@@ -63,7 +62,7 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
 				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
 				"follow": func() error {
-					// Follow would try again for ever. So Lost ends it.
+					// Without an end by Lost, Follow would retry for ever.
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
 					_, err := Follow(ctx, worker, s.Ref(), 0, io.Discard, FollowOptions{Lost: func(error, int64) { leave() }})
@@ -78,8 +77,7 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// A run of days sends a size for each piece of its log. The sizes are not kept, so there
-// may be any number of them.
+// A run of days sends a size for each piece of its log. Nothing keeps these sizes.
 func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	t.Parallel()
 	heard := 0
@@ -95,7 +93,7 @@ func TestTheSizesOfALongLogAreNotKept(t *testing.T) {
 	}
 }
 
-// A worker may send any number. No such number makes an impossible offset, size or end.
+// A worker may send any number. No number may become an impossible offset, size or end.
 func TestNumbersThatCannotBe(t *testing.T) {
 	t.Parallel()
 	for _, n := range []string{"-1", "9223372036854775807", "99999999999999999999999", "NaN", "", "0x10", "1e9"} {

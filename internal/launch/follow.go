@@ -16,57 +16,55 @@ import (
 	"multihost/internal/remote"
 )
 
-// FollowOptions are optional.
 type FollowOptions struct {
-	// Look makes Follow change nothing on the worker. An end that nobody saw is not
-	// recorded there, but Follow still returns an Exit that is Lost.
+	// Look makes Follow change nothing on the worker. If nobody saw the end, Follow does
+	// not record that there, but still returns an Exit that is Lost.
 	Look bool
 
-	// Lost is called for each problem that interrupts following: the connection is lost,
-	// the login runs no command, or the answer makes no sense. offset is where following
-	// goes on. Follow tries again.
+	// Lost is called for each problem that interrupts Follow: the connection is lost, the
+	// login runs no command, or the answer makes no sense. offset is where Follow will
+	// continue. Follow retries.
 	Lost func(err error, offset int64)
 
-	// Found is called when following works: the worker sends output, or waits for it or
-	// for the end of the command. It is called again after each Lost, and may be called
-	// in between.
+	// Found is called when Follow works: the worker sends output, or waits for output or
+	// for the end of the command. Found is called again after each Lost, and perhaps more
+	// often.
 	Found func()
 
 	// Shorter is called when the output on the worker is shorter than the received bytes.
-	// The received bytes stay. Follow goes on with later output, so it writes nothing
-	// twice.
+	// These bytes stay. Follow continues with later output, so it writes nothing twice.
 	Shorter func(*TruncatedError)
 
-	// Full is called when a command that still runs has reached the limit of its log:
-	// only its end is to come. It may be called again after a loss.
+	// Full is called when the log of a running command has reached its limit, so that only
+	// the end is still to come. It may be called again after a loss of the connection.
 	Full func(limit int64)
 
-	// LowDisk is called once, when output arrives while the disk that holds the output is
-	// low (Disk.Low).
+	// LowDisk is called once, if output arrives while little of the output's disk is free
+	// (Disk.Low).
 	LowDisk func(Disk)
 
-	// Window is shared with the Follow calls for other workers. Nil means a window of
-	// its own.
+	// Window is shared with the Follow calls for other workers. nil means a Window for this
+	// call alone.
 	Window *Window
 
-	// Quiet is called when no output has come for QuietAfter, and again each time that as
-	// much time has passed. Follow asks the worker only if both are set.
+	// Quiet is called after QuietAfter without output, and again after each further
+	// QuietAfter. Both must be set, otherwise Follow does not watch for silence.
 	Quiet      func(Silence)
 	QuietAfter time.Duration
 }
 
 // Follow writes the command's output to w from byte offset on. It returns when the command
 // has ended and its last byte is written, and says how the command ended. It writes every
-// byte once and in order. It may begin before the command starts or after it has ended.
+// byte once and in order. It may be called before the command starts or after it has ended.
 //
-// When something goes wrong in between, Follow calls Lost and tries again, at the next
-// byte, until ctx ends: a problem in following says nothing about the command. Follow
-// returns before the command has ended only when ctx ends, we close the connection or w
-// fails. Follow also returns early if the worker's very first answer is that it does not
-// know the run, or that it did not start the run. The command is not touched then.
+// A problem with following says nothing about the command: Follow calls Lost and retries,
+// at the next byte, until ctx ends. Follow returns before the command has ended only if ctx
+// ends, we close the connection or w fails. It also returns early if the worker's very
+// first answer says that it does not know the run, or that it did not start the run. In all
+// these cases the command is not touched.
 //
-// The worker sends bytes ahead of w, but at most as many as Window allows. A slow w delays
-// the sending of output, never the command.
+// The worker sends at most as many bytes ahead of w as Window allows. A slow w delays the
+// sending of output, never the command.
 func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer, opts FollowOptions) (Exit, error) {
 	if err := ref.check(); err != nil {
 		return Exit{}, err
@@ -79,7 +77,7 @@ func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Wr
 	watch := &listener{r: r, ref: ref, opts: opts}
 	defer watch.stop()
 	w = watch.start(ctx, w)
-	var heard atomic.Bool // the worker has answered that it knows the run
+	var heard atomic.Bool // the worker has said that it knows the run
 	found := opts.Found
 	opts.Found = func() {
 		heard.Store(true)
@@ -112,7 +110,7 @@ func Follow(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Wr
 	}
 }
 
-// Pauses between two streams. Each pause is twice as long as the previous one.
+// Pauses between two streams, each twice as long as the last one.
 const (
 	firstPause = 100 * time.Millisecond
 	mostPause  = 5 * time.Second
@@ -123,8 +121,8 @@ type chase struct {
 	worker  string
 	offset  int64         // offset of the next byte
 	wait    time.Duration // the next pause
-	idle    int           // streams in a row that brought nothing
-	shorter bool          // the output became shorter, and its size on the worker is not yet known
+	idle    int           // streams in a row without a byte
+	shorter bool          // the output became shorter, and its new size is not known yet
 }
 
 func newChase(worker string, offset int64) *chase {
@@ -134,12 +132,12 @@ func newChase(worker string, offset int64) *chase {
 // A turn has the next steps of Follow after a stream.
 type turn struct {
 	shorter *TruncatedError // to report to Shorter
-	exit    *Exit           // the command has ended and its last byte is written: return it
+	exit    *Exit           // the command has ended and its last byte is written: return exit
 	lost    error           // to report to Lost
 	pause   time.Duration   // pause before the next stream
 }
 
-// after decides what to do after a stream that brought p and failed with err.
+// after decides what follows a stream that brought p and failed with err.
 func (c *chase) after(p piece, err error) (next turn) {
 	c.offset += p.count
 	if c.idle++; p.count > 0 {
@@ -157,8 +155,8 @@ func (c *chase) after(p piece, err error) (next turn) {
 	case err != nil:
 		next.lost = err
 	case p.phase == Unknown:
-		// follow.sh was killed on the worker before it reported the state of the run. That
-		// may happen now and then, so Follow tries again.
+		// Something killed follow.sh on the worker before it reported the state of the run.
+		// That happens now and then, so Follow retries.
 		if c.idle >= 3 {
 			next.lost = &RemoteError{Worker: c.worker, Op: "follow", Text: "the answer does not tell the state of the run"}
 		}
@@ -172,16 +170,15 @@ func (c *chase) after(p piece, err error) (next turn) {
 		return next
 	}
 	if err == nil && next.lost == nil && c.idle <= 1 {
-		return next // the run may have ended between two looks at its state: ask again at once
+		return next // the run may have ended between two looks at its state: ask at once
 	}
 	next.pause = c.wait
 	c.wait = min(c.wait*2, mostPause)
 	return next
 }
 
-// ends reports whether err ends Follow. When the worker has known the run before,
-// ErrUnknownRun and ErrNotStarted do not end Follow: somebody removed the run's files, or
-// they could not be read.
+// ends reports whether err ends Follow. If the worker knew the run before, ErrUnknownRun
+// and ErrNotStarted do not: somebody removed the run's files, or they could not be read.
 func ends(err error, heard bool) bool {
 	var write *writeError
 	switch {
@@ -193,8 +190,8 @@ func ends(err error, heard bool) bool {
 	return false
 }
 
-// ReadLog writes the output that the worker has now, from offset, to w and returns
-// the number of bytes.
+// ReadLog writes the worker's present output from offset on to w. It returns the number of
+// bytes.
 func ReadLog(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer) (int64, error) {
 	if err := ref.check(); err != nil {
 		return 0, err
@@ -203,7 +200,7 @@ func ReadLog(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.W
 	return p.count, err
 }
 
-// ReadPart does what ReadLog does, for at most count bytes.
+// ReadPart is ReadLog for at most count bytes.
 func ReadPart(ctx context.Context, r remote.Runner, ref Ref, offset, count int64, w io.Writer) (int64, error) {
 	if err := ref.check(); err != nil || count <= 0 {
 		return 0, err
@@ -212,9 +209,8 @@ func ReadPart(ctx context.Context, r remote.Runner, ref Ref, offset, count int64
 	return p.count, err
 }
 
-// Peek is ReadLog that changes nothing on the worker (as FollowOptions.Look). It also
-// returns how the command ended. nil means that, as far as the worker knows, the command
-// has not ended.
+// Peek is ReadLog, but changes nothing on the worker, like FollowOptions.Look. It also
+// returns how the command ended, or nil if the worker does not know of an end.
 func Peek(ctx context.Context, r remote.Runner, ref Ref, offset int64, w io.Writer) (int64, *Exit, error) {
 	if err := ref.check(); err != nil {
 		return 0, nil, err
@@ -256,8 +252,8 @@ func stream(ctx context.Context, r remote.Runner, ref Ref, offset int64, mode st
 		}
 		out.Next, errs.Next = t.answered, t.told
 	}
-	// When a file becomes shorter, tail starts again at its first byte. Close the gate as
-	// soon as tail says so.
+	// When a file becomes shorter, tail starts again at its first byte. So close the gate
+	// as soon as tail reports that.
 	var truncated atomic.Bool
 	errs.Stray = func(line string) {
 		if strings.Contains(line, "file truncated") {
@@ -300,15 +296,15 @@ func stream(ctx context.Context, r remote.Runner, ref Ref, offset int64, mode st
 	return p, nil
 }
 
-// A talk is the exchange of messages between follow.sh and Follow while output comes.
+// A talk is the exchange of messages between follow.sh and Follow beside the output.
 type talk struct {
 	orders *orders
 	ration *ration
 	opts   FollowOptions
-	found  func() // to be called when following works
+	found  func() // called when Follow works
 }
 
-// answered handles a record of the first answer, which comes before the output.
+// answered handles a record of the first answer, before the output.
 func (t talk) answered(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "stream":
@@ -319,8 +315,8 @@ func (t talk) answered(rec remote.Record) (done bool) {
 	return false
 }
 
-// told handles a record that comes beside the output. done means that the record need not
-// be kept: a long log brings a "size" for each piece, without limit.
+// told handles a record that comes beside the output. With done, the record need not be
+// kept: a long log brings any number of "size" records.
 func (t talk) told(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "waiting":
@@ -345,8 +341,8 @@ func (t talk) told(rec remote.Record) (done bool) {
 	return true
 }
 
-// judge finds out the state of the run from the first answer and the records beside the
-// output. offset is where the output began.
+// judge finds out the state of the run from the records before and beside the output.
+// offset is where the output began.
 func (p *piece) judge(worker string, ref Ref, offset int64, first, beside []remote.Record) error {
 	if first[0].Word == "unknown" {
 		return fmt.Errorf("follow %q on %s: %w", ref.Label(), worker, ErrUnknownRun)
@@ -378,8 +374,8 @@ type writeError struct{ error }
 func (e *writeError) Unwrap() error { return e.error }
 
 // persist repeats try, with pauses that grow to 5 s. It ends when try succeeds, when ctx
-// ends, or when an error comes that trying again cannot cure (see mayAnswer). The
-// connection itself redials within limits of its own.
+// ends, or after an error that a retry cannot cure (see mayAnswer). The connection has
+// limits of its own for redialing.
 func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	for wait := firstPause; ; wait = min(wait*2, mostPause) {
 		v, err := try()
@@ -392,9 +388,9 @@ func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	}
 }
 
-// mayAnswer reports whether a worker that failed with err may still answer later. It does
-// not after one of these errors: a refusal in the words of our script, another host key, a
-// flood of output, or the close of the connection.
+// mayAnswer reports whether a worker may still answer after err. It may not after a refusal
+// in the words of our script, another host key, a flood of output, or the close of the
+// connection.
 func mayAnswer(err error) bool {
 	var refused *RemoteError
 	var key *remote.HostKeyError

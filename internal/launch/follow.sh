@@ -1,9 +1,9 @@
 #!/bin/bash
 # follow: RUN ATTEMPT OFFSET follow|read|BYTES [look]. After the line "stream SIZE", stdout
-# carries the bytes of output.log from OFFSET and nothing else. These are all bytes that are
-# there, or at most BYTES. With "follow", each line of stdin asks for a number of bytes.
-# They are sent as they come. Then the size of the log goes to stderr, and the next line is
-# read. When everything is sent, the state goes to stderr. With look nothing is recorded.
+# has only bytes of output.log from OFFSET on: all bytes that exist, or at most BYTES. With
+# "follow", each line of stdin asks for a number of bytes. Follow sends them as they come.
+# Then it sends the size of the log to stderr and reads the next line. At the end, the state
+# goes to stderr. With look, follow records nothing.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -34,7 +34,7 @@ main() {
   fi
   if [[ $see == settle ]]; then be_there; fi
   # stdin ends when the connection ends, or when the caller wants no more bytes. Only this
-  # loop reads stdin, because a process that waits for output would not notice its end.
+  # loop reads stdin, because a process that waits for output would not notice the end.
   want=''
   while :; do
     part=''
@@ -42,8 +42,8 @@ main() {
     status=$?
     want+=$part
     if ((status > 128)); then
-      # If a piece could not start a process, it has ended without a report. When this
-      # script then ends, the caller notices and tries again.
+      # If a piece could not start a process, it has ended without a report. Then this
+      # script ends, and the caller retries.
       if [[ $job ]] && ! start_of "$job"; then
         wait "$job" || return
         job=''
@@ -57,7 +57,7 @@ main() {
     look "$dir"
     log_size "$dir"
     if ((REPLY == offset)) && [[ $phase != running && $phase != starting ]]; then
-      piece "$want" # piece only reports the end
+      piece "$want" # here, piece only reports the end
     else
       (
         trap 'kill ${source-} ${sink-} 2>/dev/null; exit' TERM
@@ -71,8 +71,8 @@ main() {
   if [[ $job ]]; then kill "$job" 2>/dev/null; fi
 }
 
-# linger waits up to a second for the first byte or the end, so that no processes are
-# started to follow a command that ends at once.
+# linger waits up to a second for the first byte or the end. So a command that ends at once
+# costs no processes to follow it.
 linger() {
   local i pause_ms=10
   for ((i = 0; i < 25; i++)); do
@@ -85,8 +85,8 @@ linger() {
   done
 }
 
-# be_there writes a file for this script. followers_of counts the script by this file while
-# the script lives.
+# be_there writes a file for this script. followers_of counts this script as long as it
+# lives.
 be_there() {
   local stale=()
   followers_of "$dir"
@@ -94,7 +94,7 @@ be_there() {
   start_of $$ && printf '%s %s %s\n' $$ "$REPLY" "$boot" >"$dir/follower.$$"
 } 2>/dev/null
 
-# copy BYTES sends bytes that are already in the log, from offset on.
+# copy BYTES sends existing bytes of the log, from offset on.
 copy() {
   if (($1 == 0)); then return; fi
   dd if="$dir/output.log" bs=1M iflag=skip_bytes,count_bytes skip="$offset" count="$1" status=none
@@ -131,8 +131,8 @@ piece() {
       exec 6<&-
       say waiting >&2
       wait "$sink" || whole=0
-      # If our kill or the closed pipe ended the reader, all bytes were sent. A reader
-      # also ends by itself when the run has ended: then the caller counts the bytes.
+      # If our kill or the closed pipe ended the reader, it has sent all bytes. A reader
+      # also ends by itself after the end of the run. Then the caller counts the bytes.
       kill "$source" 2>/dev/null || whole=0
       wait "$source"
       status=$?
@@ -141,7 +141,7 @@ piece() {
         return
       fi
     fi
-    if ((room < want)); then # the log is full: only the end of the run is to come
+    if ((room < want)); then # the log is full: only the end of the run is still to come
       say full "$((offset + room))" >&2
       exec 6< <(exec tail -f -s 0.2 --pid="$watched" /dev/null)
       source=$!
@@ -163,9 +163,9 @@ piece() {
   say disk "$REPLY" >&2
 }
 
-# lasting answers in REPLY with the process whose end is the end of the run. If the process
-# is known that the supervisor waits for, it is that one. An ended supervisor itself stays
-# visible until process 1 collects it.
+# lasting sets REPLY to the process that ends last in the run. This is the process that the
+# supervisor waits for, if it is known: an ended supervisor itself stays visible until
+# process 1 collects it.
 lasting() {
   if ((! waiter)); then
     REPLY=$sup
@@ -176,7 +176,7 @@ lasting() {
   fi
 }
 
-# finish waits until the end is recorded, and reports it.
+# finish waits for the record of the end, and reports it.
 finish() {
   local i
   for ((i = 0; i < 100; i++)); do

@@ -170,7 +170,7 @@ func TestALogThatBecameShorterIsSaid(t *testing.T) {
 		there, here int64
 	}{
 		{8, "", 5, 8},
-		{2, "234", 5, 10}, // the rest that exists still comes, and then the loss is reported
+		{2, "234", 5, 10}, // the existing rest comes first, then the report of the loss
 	} {
 		var out bytes.Buffer
 		var told []TruncatedError
@@ -184,8 +184,8 @@ func TestALogThatBecameShorterIsSaid(t *testing.T) {
 	}
 }
 
-// A command that cuts its own log is still followed. The received bytes stay, nothing
-// comes twice, and the command ends by itself.
+// A command may cut its own log. The received bytes stay, nothing comes twice, and the
+// command ends by itself.
 func TestALogThatIsCutWhileFollowedIsSaid(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -214,14 +214,14 @@ func (l *local) move(from, to string) {
 	}
 }
 
-// Trouble with following says nothing about the command. Examples are a login that runs no
-// command, answers that make no sense, and files that cannot be read for a while. Follow
-// reports the trouble, and goes on at the next byte when it has passed.
+// A problem with following says nothing about the command: a login that runs no command,
+// answers that make no sense, or files that cannot be read for a while. Follow reports the
+// problem, and later continues at the next byte.
 func TestFollowOutlivesItsOwnTrouble(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		story  string
-		begin  func(l *local) // begins the trouble
+		begin  func(l *local)
 		end    func(l *local)
 		reason string
 	}{
@@ -258,7 +258,7 @@ func TestFollowOutlivesItsOwnTrouble(t *testing.T) {
 							row.end(l)
 							l.write("home/r/go", "", 0o644)
 						}
-					case out.Len() > 0 && troubles == 0: // the connection was cut
+					case out.Len() > 0 && troubles == 0: // after the cut of the connection
 						l.mu.Lock()
 						if l.cutAfterOut != nil {
 							l.cutAfterOut = nil
@@ -299,7 +299,6 @@ func TestAFullLocalDiskEndsFollowAndNotTheRun(t *testing.T) {
 	if !errors.Is(err, full) {
 		t.Fatalf("got %v", err)
 	}
-	// Another Follow can continue where the first one ended.
 	ctx, cancel := context.WithCancel(t.Context())
 	want := numbered(200)
 	_, err = Follow(ctx, l, s.Ref(), int64(got.Len()), writerFunc(func(p []byte) (int, error) {

@@ -19,7 +19,7 @@ main() {
       show stopped "$p" "${holding[$p]}"
     fi
   done
-  # End no process in vain: if a process that may not be ended keeps a device, end none.
+  # If a process that we may not end holds a device, end none: it would not free the TPU.
   if [[ $policy != check ]] && ((! look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
     end_all "$grace_ms" find_endable
     holders
@@ -43,8 +43,8 @@ remove_as_root() {
   "${as_root[@]}" rm -f -- "$1" 2>/dev/null
 }
 
-# may_end PID succeeds if the policy lets us end the process. The policy never lets us end a
-# process of a living run. It always lets us end a process of an ended run of this login.
+# may_end PID succeeds if the policy lets us end the process. It never lets us end a process
+# of an active run, and always a process of this login's ended runs.
 may_end() {
   run_dir "$1"
   if [[ $REPLY == */.multihost/runs/*/* ]]; then
@@ -52,7 +52,7 @@ may_end() {
     if run_lives "$of"; then return 1; fi
     if [[ $of == "$home"/.multihost/runs/* ]]; then return 0; fi
   elif ! start_of "$1"; then
-    return 0 # it ended while we looked
+    return 0 # it has just ended
   fi
   [[ $policy == all ]]
 }

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// hold opens a device of the worker in a process that is not ours.
+// hold opens a device of the worker in another user's process.
 func hold(t *testing.T, l *local, device string, env ...string) *exec.Cmd {
 	t.Helper()
 	ready := filepath.Join(l.root, "held-"+filepath.Base(device))
@@ -214,7 +214,7 @@ func TestADeviceOfAnotherVendorIsNotOurs(t *testing.T) {
 	if _, err := FreeTPU(t.Context(), l, FreeOptions{}); err == nil {
 		t.Error("a Google device is ours")
 	}
-	// The vendor can also be read through the bus, for both kinds of device files.
+	// The bus also tells the vendor, for both kinds of device files.
 	if err := os.RemoveAll(filepath.Join(l.root, "sys/kernel")); err != nil {
 		t.Fatal(err)
 	}

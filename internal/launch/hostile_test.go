@@ -15,7 +15,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// hostile returns a worker whose login has lines in its start-up file.
+// hostile returns a worker with these lines in the login's start-up file.
 func hostile(t *testing.T, lines string) *local {
 	t.Helper()
 	l := newLocal(t)
@@ -29,7 +29,6 @@ func shell(run, script string) Spec {
 	return Spec{Run: run, Attempt: 1, Owner: "ann@laptop", Argv: []string{"sh", "-c", script}}
 }
 
-// Exports in the start-up files of a login do not change the result of any operation.
 func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "localedef")
@@ -64,8 +63,7 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 				}
 			}
 
-			// For longer than TMOUT no byte comes, first before the order and then after
-			// it.
+			// No byte comes for longer than TMOUT, before the order and after it.
 			quiet := time.Millisecond
 			if strings.Contains(login.Lines, "TMOUT") {
 				quiet = time.Duration(testkit.HostileTMOUT)*time.Second + 500*time.Millisecond
@@ -114,8 +112,8 @@ func TestWhatALoginExportsChangesNoResult(t *testing.T) {
 	}
 }
 
-// The command has the login's environment, byte for byte as "ssh host command" gives it. No
-// other process has that environment.
+// The command has the login's environment, byte for byte as with "ssh host command". No
+// other process has it.
 func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 	t.Parallel()
 	odd := testkit.HostileLogin{Name: "odd bytes", Lines: "export BYTES=$'\\xff\\n\\xfe = \\t' EMPTY= OLDPWD=/\nyell() { echo \"$1\"; }\nexport -f yell\n"}
@@ -194,7 +192,7 @@ func TestTheCommandAloneHasTheLoginsEnvironment(t *testing.T) {
 	}
 }
 
-// A refusal of a tool is not an answer: no run holds the worker.
+// An error of a tool does not mean that another run holds the worker.
 func TestAFlockThatRefusesIsNoBusyWorker(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -206,7 +204,7 @@ func TestAFlockThatRefusesIsNoBusyWorker(t *testing.T) {
 	}
 }
 
-// Runs end normally on a machine whose programs all print a warning when they start.
+// Every program of the machine prints a warning when it starts. Runs still end normally.
 func TestAWarningOfEveryProgramIsNoSignal(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

@@ -6,36 +6,36 @@ import (
 	"multihost/internal/remote"
 )
 
-// bootstrap returns bash code that reads a script from stdin and runs it if it is whole.
-// The script is not on the command line, for two reasons: every process list shows the
+// bootstrap returns bash code that reads a script from stdin and runs it if the script is
+// whole. The script is not on the command line, because every process list shows the
 // command line, and the login shell, which may not be bash, parses it.
 func bootstrap() string {
 	return remote.OwnEnvironment() + `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
 }
 
-// A Kit holds what a worker needs to start a command when no runner is connected:
-// the files of an attempt, in the order of KitFiles, and the scripts of the
-// operations on it. Bootstrap runs a script that it reads from stdin:
+// A Kit has what a worker needs to start a command without a runner: the files of an
+// attempt, in the order of KitFiles, and the scripts of the operations on it. Bootstrap
+// runs a script from stdin:
 //
 //	{ cat status; } | bash --norc --noprofile -p -c BOOTSTRAP multihost-status SIZE NONCE RUN ATTEMPT
 //
-// For "arm", the sizes of the files follow the arguments, and the files and the line
-// "go" follow the script on stdin; see arm.sh. The result is a run like any other:
-// Follow, Status, List and Stop work on it.
+// For "arm", the sizes of the files follow the arguments, and the files and the line "go"
+// follow the script on stdin; see arm.sh. The result is a run like any other, for Follow,
+// Status, List and Stop.
 type Kit struct {
 	Bootstrap string
 	Scripts   map[string]string // arm, status, stop, free, venv
 	Files     map[string][]byte
 }
 
-// KitFiles returns the names of a Kit's files, in the order in which arm takes them.
+// KitFiles returns the names of a Kit's files, in arm's order.
 func KitFiles() []string {
 	return []string{"meta", "argv", "env", "script", "limit"}
 }
 
-// Kit returns the Kit for s. The program that starts it chooses the attempt. A secret
-// value is an error, because a kit is kept where others can read it. A stored secret is
-// an error too: the user of the kit has to read it.
+// Kit returns the Kit for s. The program that starts the Kit chooses the attempt. A secret
+// value is an error, because other people can read a kit. A stored secret is an error too,
+// because the kit's user has to read it.
 func (s Spec) Kit() (Kit, error) {
 	if err := s.Validate(); err != nil {
 		return Kit{}, err

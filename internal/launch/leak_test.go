@@ -13,7 +13,6 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// The tests wait for processes and connections most of the time.
 	if err := flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}

@@ -1,18 +1,18 @@
 #!/bin/bash
-# Functions shared by the scripts of this directory. This text is sent in front of
-# each of them, after the prelude of package remote.
+# Functions for all scripts of this directory. They are sent in front of each script, after
+# the prelude of package remote.
 #
-# The scripts run in an environment of our own: see environment.sh of package remote.
-# The command gets the login's environment back: see inherit and become.
+# The scripts run in an environment of their own: see environment.sh of package remote. The
+# command gets the login's environment: see inherit and become.
 #
 # shellcheck disable=SC2034,SC2154 # these functions share variables with the scripts
 set -u
 
-# index is a directory that every login of the worker can read. It holds one file for
-# each attempt, and the lock that the living run holds.
+# index is a directory that every login of the worker can read. It has one file for each
+# attempt, and the lock of the active run.
 index=${MULTIHOST_ROOT_TMP-}/tmp/.multihost
 
-# cgroup_of PID answers with the control group of the process in the unified hierarchy.
+# cgroup_of PID sets REPLY to the control group of the process in the unified hierarchy.
 cgroup_of() {
   local line
   REPLY=
@@ -80,7 +80,7 @@ size_of() {
 
 log_size() { size_of "$1/output.log"; }
 
-# limit_of DIR answers with the largest number of bytes that the log may have.
+# limit_of DIR sets REPLY to the largest length of the log in bytes.
 limit_of() {
   local text=
   { read -r text <"$1/limit"; } 2>/dev/null
@@ -89,7 +89,7 @@ limit_of() {
 
 no_limit=4000000000000000000
 
-# dropped_of DIR answers with the number of output bytes that are not in the log.
+# dropped_of DIR sets REPLY to the number of output bytes that are not in the log.
 dropped_of() {
   local size
   size_of "$1/dropped"
@@ -98,8 +98,8 @@ dropped_of() {
   REPLY=$((size + REPLY))
 }
 
-# followers_of DIR answers with the number of processes that follow the output of the
-# attempt. If followers have ended, it adds their files to the array stale.
+# followers_of DIR sets REPLY to the number of processes that follow the output of the
+# attempt. It adds the files of ended followers to the array stale.
 followers_of() {
   local file p began at count=0
   for file in "$1"/follower.[0-9]*; do
@@ -110,11 +110,11 @@ followers_of() {
   REPLY=$count
 }
 
-# disk_of PATH answers with the free blocks, all blocks and the bytes of a block.
+# disk_of PATH sets REPLY to the free blocks, all blocks and the bytes of a block.
 disk_of() { REPLY=$(exec stat -f -c '%a %b %S' -- "$1" 2>/dev/null); }
 
-# doze SECONDS sleeps without starting a process. It reads from a socket that nobody writes
-# to. Where there is none, it reads from a pipe.
+# doze SECONDS sleeps without starting a process. It reads from a socket, or else from a
+# pipe, to which nobody writes.
 doze() {
   if [[ ! ${mh_never-} ]] && ! { exec {mh_never}<>/dev/udp/127.0.0.1/9 || exec {mh_never}<> <(:); } 2>/dev/null; then
     sleep "$1"
@@ -139,7 +139,7 @@ mark_lost() {
   } 2>/dev/null
 }
 
-# settle DIR does what look does, and also records an end that nobody saw.
+# settle DIR is look, and also records an end that nobody saw.
 settle() {
   local why='the supervisor was killed'
   look "$1"
@@ -152,17 +152,17 @@ settle() {
 }
 
 # processes DIR fills the array pids with the living processes of the run, after look has
-# found that run:
+# found that run. These are
 #
-#   - its session. The session counts even when its leader is dead, because it keeps its
-#     number as long as it has members. It does not count when another process has got its
-#     number, or when the machine was rebooted;
+#   - its session, unless another process now has the session's number or the machine was
+#     rebooted. The session has its number as long as it has members, even if its leader is
+#     dead;
 #   - processes whose environment names the run's directory;
 #   - processes whose output is the run's pipe;
-#   - processes that lost their parent in the control group of the SSH session that
-#     started the run, while no other run lives on the worker. The relay of the run
-#     is not among them: it reads the pipe and ends by itself. Neither is the watch
-#     of package lease, which outlives the run;
+#   - processes without a parent in the control group of the SSH session that started the
+#     run, while no other run is active on the worker. The relay of the run is not among
+#     them: it reads the pipe and ends by itself. Neither is the watch of package lease,
+#     which outlives the run;
 #   - the descendants of all these.
 processes() {
   local leader=$pid dir=$1 scope='' path target p
@@ -176,7 +176,6 @@ processes() {
   if [[ $sup_boot != "$boot" ]]; then
     scope=
   elif [[ $scope && $phase != running && $phase != starting ]]; then
-    # When the lock is free, no other run is active.
     { flock -s -n 7; } 7<"$index/lock" 2>/dev/null || scope=
   fi
   search "$dir"
@@ -213,13 +212,13 @@ processes() {
   kin
 }
 
-# own PID succeeds if the process lives and belongs to this login. A command of root may
-# start processes as other users, so for root every process counts.
+# own PID succeeds if the process lives and belongs to this login. For root every process
+# counts, because a command of root may start processes as other users.
 own() { [[ -O /proc/$1 || $EUID == 0 && -d /proc/$1 ]]; }
 
 # everybody fills the map parents with the parent of every living process. If $leader is
 # above 1, it adds the processes of that session to the map ours. It removes dead processes
-# from ours. It is as costly as ps(1), because there may be thousands of processes.
+# from ours. It must be as fast as ps(1), because there may be thousands of processes.
 everybody() {
   local path p text
   for path in /proc/[0-9]*/stat; do
@@ -240,7 +239,7 @@ everybody() {
 }
 
 # kin adds the descendants of the processes in the map ours to that map, by the map parents.
-# It sets the array pids to all processes of ours, except this process and its ancestors.
+# It sets the array pids to the processes of ours, without this process and its ancestors.
 kin() {
   local p more=1
   while ((more)); do
@@ -260,9 +259,8 @@ kin() {
   pids=("${!ours[@]}")
 }
 
-# cpu_time answers with the processor time, in milliseconds, that the processes in pids
-# and their ended children have used. A tick of /proc is a hundredth of a second on
-# every Linux.
+# cpu_time sets REPLY to the processor time, in milliseconds, of the processes in pids and
+# their ended children. A tick of /proc is a hundredth of a second on every Linux.
 cpu_time() {
   local fields p sum=0
   for p in "${pids[@]}"; do
@@ -277,9 +275,9 @@ send() { # SIGNAL PID
 }
 
 # end_all GRACE_MS FIND ends the processes that the function FIND puts into pids. It sends
-# TERM, waits for the grace time and sends KILL. It returns when FIND finds no process any
-# more, or 10 s after KILL. pids then has the survivors. Its pauses grow. FIND is costly, so
-# it runs again only when the processes that it found are gone or a limit has passed.
+# TERM, waits for the grace time and sends KILL. It returns when FIND finds no process, or
+# 10 s after KILL. pids then has the survivors. FIND is slow, so it runs again only when its
+# processes are gone or a limit has passed. The pauses between looks grow.
 end_all() {
   local signal=TERM limit_ns pause_ms=20 p gone
   local -A done_to=()
@@ -295,7 +293,7 @@ end_all() {
       if [[ $signal == KILL ]]; then killed=$((killed + 1)); fi
       done_to[$p]=$signal
       send "$signal" "$p"
-      send CONT "$p" # a stopped process gets TERM only when it goes on
+      send CONT "$p" # a stopped process gets TERM only when it continues
     done
     gone=0
     while ((! gone)); do
@@ -317,8 +315,8 @@ end_all() {
 }
 
 # devices puts the TPU device files of the worker into the array device_files. It skips a
-# device if the system reports a vendor other than Google. The control node /dev/vfio/vfio
-# does not count.
+# device of a vendor other than Google, if the system reports the vendor, and the control
+# node /dev/vfio/vfio.
 devices() {
   local root=${MULTIHOST_ROOT_DEV-}/dev file
   device_files=()
@@ -345,8 +343,8 @@ may_be_tpu() {
   ((! known))
 }
 
-# privileged sets as_root to the words that stand in front of a command that needs root. If
-# root is not available, it sets blind to the reason. It tries once.
+# privileged sets as_root to the words in front of a command that needs root. If root is not
+# available, it sets blind to the reason. It tries once.
 as_root=() blind='' tried_root=''
 privileged() {
   local error
@@ -363,10 +361,10 @@ privileged() {
 }
 
 # search [DIR] fills the arrays opened and mapped with lines "/proc/PID/fd/N FILE" and
-# "/proc/PID/maps:... FILE" for the devices in device_files. If there are any, it looks as
-# root where it can, and it sets as_root and blind as privileged does. With DIR it adds the
-# open outputs of that attempt to opened. It fills the array marked with the processes whose
-# environment names the attempt. One shell does all of it, because each sudo takes two
+# "/proc/PID/maps:... FILE" for the devices in device_files. If there are devices, it looks
+# as root where possible, and sets as_root and blind as privileged does. With DIR it adds
+# the open outputs of that attempt to opened. It fills the array marked with the processes
+# whose environment names the attempt. One shell does all of it, because each sudo takes two
 # processes.
 search() {
   local fd='' line file mark='' output=/ devices=${MULTIHOST_ROOT_DEV-}/dev
@@ -412,8 +410,8 @@ shift 4
 if [ $# -gt 0 ]; then exec grep -HsF "$@" /proc/[0-9]*/maps; fi
 '
 
-# begin_search COMMAND... begins the search and sets fd to its output. If it does not
-# begin, fd is empty, and REPLY says why not. sudo may wait for a name server.
+# begin_search COMMAND... begins the search and sets fd to its output. On failure fd is
+# empty, and REPLY says why. sudo may wait for a name server.
 begin_search() {
   local line=''
   REPLY=
@@ -428,8 +426,8 @@ begin_search() {
 }
 
 # holders [FOUND] sets the map holding, from pid to device. It has the processes that have a
-# TPU device open, or still mapped after they closed it. It leaves out this process and its
-# ancestors. With FOUND it uses the results of the last search.
+# TPU device open, or still mapped after closing it, without this process and its ancestors.
+# With FOUND it uses the results of the last search.
 holders() {
   local file line pid
   local -a fields
@@ -455,8 +453,8 @@ holders() {
   done
 }
 
-# run_dir PID answers with the attempt directory that the process belongs to, by its
-# environment or its output. The answer is empty if there is none.
+# run_dir PID sets REPLY to the attempt directory of the process, by its environment or its
+# output, or to "".
 run_dir() {
   local entry fd
   REPLY=
@@ -495,8 +493,8 @@ run_lives() {
   ((lives))
 }
 
-# look_entry FILE does what look does, for a file of the index. That file holds all that is
-# known of another login's run.
+# look_entry FILE is look for a file of the index, which has all that is known of another
+# login's run.
 look_entry() {
   local key value fields
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0
@@ -539,7 +537,7 @@ look_entry() {
   fi
 }
 
-# show WORD PID DEVICE prints a line of the answer that describes a process for people.
+# show WORD PID DEVICE prints a line of the answer about a process.
 show() {
   local uid age user args dir ref=- attempt=0 lives=0 mine=0 container=- text
   read -r uid age user args < <(LC_ALL=C.UTF-8 ps -ww -o uid= -o etimes= -o user:32= -o args= -p "$2" 2>/dev/null) || return
@@ -558,9 +556,9 @@ show() {
 }
 
 # inherit fills the array environment with the login's variables from mh_login: NAME=VALUE
-# for a variable to set, NAME for one to unset. It fills the array through_env with words
-# for env(1), which sets the variables that bash does not let scripts change. These words go
-# on a command line, and contain no value of a user. Variables that change how bash works
+# sets a variable, NAME unsets one. It fills the array through_env with words for env(1),
+# which sets the variables that bash does not let scripts change. These words are on a
+# command line, so they contain no value of a user. Variables that change how bash works
 # come last.
 inherit() {
   local entry level='' path='' more where=PWD
@@ -595,8 +593,8 @@ inherit() {
 # become COMMAND... is exec with the variables of the array environment. While it sets them
 # it uses no variable of its own, because the login may use any name. It unsets each name
 # first, because bash treats some names (SECONDS, RANDOM) specially until they are unset.
-# become checks whether the program can be run. Otherwise a message of bash would name a
-# line of this script.
+# become first checks that the program can run, because an error of bash would name a line
+# of this script.
 become() {
   set -- "${environment[@]}" -- "$@"
   while [[ $1 != -- ]]; do
@@ -627,9 +625,9 @@ cannot_run() { # PROGRAM CODE WHY
   exit "$2"
 }
 
-# inherit_run RUN ATTEMPT DIR fills the array environment for a run's command. It takes
-# first the login's variables, then the run's, then the array vars, which holds the
-# variables to unset and to set.
+# inherit_run RUN ATTEMPT DIR fills the array environment for a run's command: first the
+# login's variables, then the run's, then the array vars, which has the variables to unset
+# and to set.
 inherit_run() {
   local entry buffered=PYTHONUNBUFFERED=1
   inherit

@@ -1,6 +1,6 @@
 #!/bin/bash
-# list: [look]. Reports all runs that the worker knows, of every login. With look
-# nothing is recorded.
+# list: [look]. Reports all runs that the worker knows, of every login. With look it records
+# nothing.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -23,7 +23,7 @@ main() {
     fi
     print
   done
-  # A reboot empties /tmp, and with it the index. So read our own runs from the home, too.
+  # A reboot empties /tmp, and so the index. So read our own runs from the home, too.
   for path in "$home"/.multihost/runs/*/*; do
     if [[ ${shown[$path]-} || ! -s $path/supervisor ]]; then continue; fi
     mine=1 entry_dir=$path entry_attempt=${path##*/}

@@ -20,8 +20,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A local is a worker without a network: a private home in which commands run as sshd would
-// run them. Its connections can be cut. As with sshd, that closes the command's descriptors
+// A local is a worker without a network: a private home in which commands run as under
+// sshd. Its connections can be cut. As with sshd, a cut closes the command's descriptors
 // and does not kill the command.
 type local struct {
 	t    testing.TB
@@ -30,13 +30,13 @@ type local struct {
 	sh   string // login shell; empty: bash
 
 	mu      sync.Mutex
-	cut     chan struct{} // closed to cut the connections under way
+	cut     chan struct{} // closed to cut the open connections
 	lines   []string      // all command lines
 	running sync.WaitGroup
 
-	// cutAfterOut returns after how many bytes of output a connection is cut.
+	// cutAfterOut returns after how many bytes of output the connection is cut.
 	cutAfterOut func() int
-	// cgroup, when set, is where commands are started.
+	// cgroup is the control group of the commands, if set.
 	cgroup *os.File
 	// refuse makes Run fail before it starts anything.
 	refuse func() error
@@ -45,7 +45,7 @@ type local struct {
 func newLocal(t testing.TB) *local {
 	t.Helper()
 	testkit.Need(t, "ps")
-	// The path is short: it is part of the names of FIFOs and of ps lines.
+	// The path is short, because it is part of the names of FIFOs and of lines of ps.
 	root, err := os.MkdirTemp("", "mh")
 	if err != nil {
 		t.Fatal(err)
@@ -70,8 +70,7 @@ func newLocal(t testing.TB) *local {
 	return l
 }
 
-// A script of ours runs stat to learn how much of the disk is free. disk lets another
-// script answer in place of stat.
+// Our scripts run stat to find the free part of the disk. disk replaces stat by script.
 func (l *local) disk(script string) {
 	l.t.Helper()
 	stat, err := exec.LookPath("stat")
@@ -106,7 +105,6 @@ func (l *local) write(name, text string, mode os.FileMode) {
 func (l *local) Name() string               { return "s0w0" }
 func (l *local) ClockOffset() time.Duration { return 0 }
 
-// login is a second login of the same worker.
 func (l *local) login(home string) *local {
 	l.t.Helper()
 	other := &local{t: l.t, root: l.root, cut: make(chan struct{})}
@@ -216,7 +214,7 @@ func (l *local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) 
 	select {
 	case err := <-ended:
 		copied := make(chan struct{})
-		go func() { // sshd, too, waits until all processes that hold the output are gone
+		go func() { // like sshd, wait until no process holds the output
 			copies.Wait()
 			close(copied)
 		}()
@@ -277,8 +275,8 @@ func (l *local) killAll() {
 	}
 }
 
-// descriptors returns the targets of the open descriptors of a process. It leaves out the
-// descriptors with which the test process itself was started.
+// descriptors returns the targets of the open descriptors of a process, without the
+// descriptors that the test process itself inherited.
 func descriptors(pid int) []string {
 	inherited := map[string]bool{}
 	read := func(pid int, use func(string)) {
@@ -313,7 +311,7 @@ func parent(t testing.TB, pid int) int {
 	return ppid
 }
 
-// alive reports whether a process runs, by a file that holds its number.
+// alive reports whether the process runs whose number is in file.
 func alive(t testing.TB, file string) bool {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -324,7 +322,7 @@ func alive(t testing.TB, file string) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// missing ends a test that needs something if this machine lacks it.
+// missing ends a test that needs something that this machine lacks.
 func missing(t testing.TB, what string) {
 	t.Helper()
 	testkit.Lacks(t, "%s is needed", what)
@@ -378,7 +376,6 @@ func begin(t testing.TB, r remote.Runner, s Spec) Started {
 	return started
 }
 
-// complete runs a command to its end.
 func complete(t testing.TB, r remote.Runner, s Spec) (string, Exit) {
 	t.Helper()
 	begin(t, r, s)

@@ -33,7 +33,7 @@ func TestEveryByteArrivesAsItWasWritten(t *testing.T) {
 		want = append(want, byte(rng.Uint32()))
 	}
 	l.write("home/r/want", string(want), 0o644)
-	// The command writes in pieces, so that the log is also followed while it grows.
+	// The command writes in pieces, so that Follow also reads a growing log.
 	s := spec("r", "for ((i = 0; i < 13; i++)); do dd if=want bs=100001 skip=$i count=1 status=none; done; printf '\\0'")
 	out, exit := complete(t, l, s)
 	if out != string(want)+"\x00" || exit.LogSize != int64(len(want))+1 {
@@ -100,7 +100,6 @@ func TestOutputBeyondTheLimitIsDropped(t *testing.T) {
 	if end, err := os.ReadFile(filepath.Join(l.dir(s.Ref()), "dropped")); err != nil || !bytes.HasSuffix(end, []byte("\n1000\nlast words\n")) {
 		t.Errorf("the last words are not kept beside the log: %v", err)
 	}
-	// Follow from an offset, and read the log as it is now.
 	out.Reset()
 	if exit, err := Follow(t.Context(), l, s.Ref(), 9_000, &out, FollowOptions{}); err != nil || exit.Dropped != dropped || out.Len() != 1000 {
 		t.Errorf("got %d bytes, %+v, %v", out.Len(), exit, err)
@@ -142,7 +141,7 @@ func TestAFullDiskDoesNotEndTheCommand(t *testing.T) {
 		}
 	}
 	l.setBoot("boot-1")
-	// This command ends when it cannot print.
+	// The command ends if it cannot print.
 	s := spec("r", `set -e; echo begin; touch ready; await() { while [ ! -e $1 ]; do sleep 0.05; done; }
 await go; for ((i = 0; i < 3000; i++)); do echo a line that is as long as others $i; done; echo end
 await more; head -c 10000000 /dev/zero; await free; head -c 1000 /dev/zero; await last; echo; echo last words`)
@@ -238,7 +237,7 @@ func TestSilenceIsTold(t *testing.T) {
 	wg.Wait()
 }
 
-// The test makes the events happen in any order. No follower gets more than its share.
+// Events come in any order. No follower gets more than its share.
 func TestAWindowIsNeverExceeded(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -282,8 +281,8 @@ func TestAWindowIsNeverExceeded(t *testing.T) {
 	}
 }
 
-// For any number of workers and a blocked writer, the memory stays within the window.
-// Without a window, filled channels would hold 2 MiB for each worker.
+// However many workers there are, and even if the writer blocks, the memory stays within
+// the window. Without a window, full channels would have 2 MiB for each worker.
 func TestAWindowHoldsForThousandsOfFollowers(t *testing.T) {
 	t.Parallel()
 	const total = 128 << 20 // as in a run
@@ -302,8 +301,8 @@ func TestAWindowHoldsForThousandsOfFollowers(t *testing.T) {
 	}
 }
 
-// Not parallel: it measures memory. Without a window each of the stalled
-// sessions would hold 2 MiB.
+// Not parallel: it measures memory. Without a window each of the stalled sessions would
+// have 2 MiB.
 func TestOverSSHStalledReadersHoldNoMemory(t *testing.T) {
 	_, conns := simulated(t, "ann", "bob")
 	s := spec("r", "head -c 100000000 /dev/zero")
@@ -346,7 +345,7 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// quiet runs a command to its end and fetches nothing.
+// quiet runs a command to its end and fetches no output.
 func quiet(t *testing.T, r remote.Runner, s Spec) Exit {
 	t.Helper()
 	begin(t, r, s)

@@ -1,14 +1,14 @@
 # processes: COUNT FIRST GRACE_MS COMMAND...
 #
-# Runs COUNT processes of the command. It ends when all of them have ended. When one fails,
-# it ends the others with TERM, the grace time and KILL, and then ends itself. Its own wait
-# status is the status of the first process that failed. The file "failed" in the directory
-# of the attempt has the number and the pid of that process. Process i has
-# MULTIHOST_LOCAL_ID=i, and FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
+# Runs COUNT processes of the command, until all have ended. When one fails, it ends the
+# others with TERM, the grace time and KILL, and then ends itself. Its own wait status is
+# that of the first process that failed. The file "failed" in the directory of the attempt
+# has the number and the pid of that process. Process i has MULTIHOST_LOCAL_ID=i, and
+# FIRST+i in MULTIHOST_PROCESS_ID and JAX_PROCESS_ID.
 #
-# The environment of the command is on descriptor 8, as in /proc/PID/environ, and its output
-# is descriptor 6. This is perl because its waitpid distinguishes a death by signal from an
-# exit with 128+n. It needs no module.
+# Descriptor 8 has the command's environment, in the form of /proc/PID/environ. Descriptor 6
+# is the command's output. The language is perl because its waitpid distinguishes a death by
+# signal from an exit with 128+n. It needs no module.
 use strict;
 
 my ($count, $first, $grace, @command) = @ARGV;
@@ -23,14 +23,14 @@ my %env;
 }
 
 # When multihost stops a run, it signals each process itself and limits the time. This
-# program must survive the signal, to see how the processes end. It uses handlers, because
-# an ignored signal would stay ignored in the command.
+# program must survive the signal, to see how the processes end. It has handlers, because an
+# ignored signal would stay ignored in the command.
 my $stopped;
 my @signals = grep { ($SIG{$_} // '') ne 'IGNORE' } qw(HUP INT QUIT PIPE TERM USR1 USR2);
 $SIG{$_} = sub { $stopped = 1 if $_[0] eq 'TERM' } for @signals;
 
-# Each process holds $starting until its exec closes it. A signal that comes earlier would
-# only run the handler above, and be lost.
+# Each process holds $starting until its exec closes it. An earlier signal would run only
+# the handler above, and be lost.
 pipe(my $started, my $starting) or die "make a pipe: $!\n";
 
 my (%local, %alive, $status, $failed);
@@ -55,7 +55,7 @@ for my $i (0 .. $count - 1) {
 		print STDERR "$command[0]: $!\n";
 		exec '/bin/sh', '-c', 'exit "$1"', 'sh', $! + 0 == 2 ? 127 : 126;
 	}
-	setpgrp($pid, $pid); # parent and child both do it, so that it is done before either goes on
+	setpgrp($pid, $pid); # parent and child both do it, so that it is done before either continues
 	$local{$pid} = $i;
 	$alive{$pid} = 1;
 }
@@ -75,12 +75,12 @@ if (defined $failed && open(my $file, '>', "$env{MULTIHOST_RUN_DIR}/failed")) {
 	close $file;
 }
 if (defined $status && !$stopped) {
-	# An exec may hang, for example on a file system that does not answer. Then go on
+	# An exec may hang, for example on a file system that does not answer. Then continue
 	# without that process.
 	vec(my $descriptors = '', fileno($started), 1) = 1;
 	for (my $left = 5; $left > 0;) {
 		(my $ready, $left) = select(my $readable = $descriptors, undef, undef, $left);
-		last if $ready > 0; # otherwise interrupted by a signal
+		last if $ready > 0; # otherwise a signal interrupted select
 	}
 	my @groups = keys %local;
 	ENDING: for (['TERM', $grace / 1000], ['KILL', 10]) {
@@ -88,7 +88,7 @@ if (defined $status && !$stopped) {
 		next if $left <= 0;
 		for my $group (@groups) {
 			kill $signal, -$group;
-			kill 'CONT', -$group; # a stopped process gets TERM only when it goes on
+			kill 'CONT', -$group; # a stopped process gets TERM only when it continues
 		}
 		while (1) {
 			1 while waitpid(-1, 1) > 0;

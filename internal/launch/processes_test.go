@@ -68,8 +68,8 @@ func TestHowTheFirstOfSeveralProcessesFailsIsTold(t *testing.T) {
 	}
 }
 
-// A process that has just been forked does not miss TERM. On one processor, the first
-// process has failed before the last process runs.
+// A process that has just been forked gets TERM too. On one processor, the first process
+// has failed before the last one runs.
 func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "perl", "taskset")
@@ -94,8 +94,8 @@ func TestTheFirstFailureEndsAProcessThatIsJustStarting(t *testing.T) {
 	}
 }
 
-// A process may hang before its exec, as on a file system that does not answer. It does not
-// keep the others from being ended.
+// A process may hang before its exec, for example on a file system that does not answer.
+// The other processes still end.
 func TestTheFirstFailureIsNotHeldUpByAnExecThatHangs(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "perl")
@@ -121,7 +121,7 @@ my ($parent, $made) = ($$, 0);
 	}
 }
 
-// A checkpoint that takes longer than any fixed time is written to its end.
+// A process may write a checkpoint for longer than any fixed time.
 func TestTheOtherProcessesHaveTheGraceTime(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -138,8 +138,7 @@ func TestTheOtherProcessesHaveTheGraceTime(t *testing.T) {
 	}
 }
 
-// When the processes are stopped, their last words are in the log before the end is
-// reported.
+// The last output of the stopped processes is in the log before the end is reported.
 func TestSeveralProcessesAreStoppedAsOne(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -173,7 +172,6 @@ func TestSeveralProcessesNeedPerl(t *testing.T) {
 	}
 }
 
-// without removes the programs whose names begin with prefix.
 func (l *local) without(prefix string) {
 	l.t.Helper()
 	programs := filepath.Join(l.root, "programs")
@@ -184,7 +182,7 @@ func (l *local) without(prefix string) {
 		files, _ := filepath.Glob(dir + "/*")
 		for _, file := range files {
 			if name := filepath.Base(file); !strings.HasPrefix(name, prefix) {
-				_ = os.Symlink(file, filepath.Join(programs, name)) // of several with this name, the first one
+				_ = os.Symlink(file, filepath.Join(programs, name)) // the first one of this name
 			}
 		}
 	}

@@ -66,8 +66,8 @@ func TestALargeBurstArrives(t *testing.T) {
 	}
 }
 
-// A background process that holds the pipe open delays the end only until the earlier
-// output is in the log.
+// A background process may hold the pipe open. The end waits only until the earlier output
+// is in the log.
 func TestAProcessInTheBackgroundDoesNotHoldUpTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, background := range map[string]string{
@@ -111,7 +111,6 @@ func TestWhatIsWrittenAfterTheEndIsLogged(t *testing.T) {
 	if out != "out\n" || exit.LogSize != 4 {
 		t.Errorf("%q, %+v", out, exit)
 	}
-	// The worker is free meanwhile.
 	if out, _ := complete(t, l, spec("next", "echo next")); out != "next\n" {
 		t.Errorf("%q", out)
 	}
@@ -146,7 +145,7 @@ func TestSignalsDoNotEndTheRelay(t *testing.T) {
 	}
 }
 
-// No line is lost or comes out of order, because the killed processes were idle.
+// The killed relays were idle, so no line is lost, and all lines are in order.
 func TestAKilledRelayIsReplaced(t *testing.T) {
 	t.Parallel()
 	type killed struct {
@@ -217,7 +216,7 @@ func TestTheRelayOutlivesTheSupervisor(t *testing.T) {
 	testkit.Eventually(t, "the relay has ended", func() bool { return len(l.processes()) == 0 })
 }
 
-// Only the first relay uses the free space that was measured when the run was armed.
+// Only the first relay uses the free space that arm measured.
 func TestFreeSpaceIsMeasuredAnew(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -241,7 +240,7 @@ echo 9000000 100000000 4096`)
 	})
 	testkit.Eventually(t, "the other relay has measured", func() bool {
 		text, _ := os.ReadFile(filepath.Join(l.home(), "measured"))
-		return strings.HasPrefix(string(text), l.dir(s.Ref())+"\n") // each relay that was killed meanwhile has measured, too
+		return strings.HasPrefix(string(text), l.dir(s.Ref())+"\n") // each killed relay has measured too
 	})
 	l.write("home/r/go", "", 0o644)
 	if _, err := Follow(t.Context(), l, s.Ref(), 0, io.Discard, FollowOptions{}); err != nil {

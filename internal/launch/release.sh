@@ -1,6 +1,6 @@
 #!/bin/bash
-# release: RUN ATTEMPT. Repeats the word "go", because a lost connection may have swallowed
-# it. A start.sh that waits for the TIME of an earlier "go" starts at once.
+# release: RUN ATTEMPT. Repeats the word "go", because a lost connection may have lost the
+# first one. A start.sh that waits for the TIME of an earlier "go" starts at once.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -9,7 +9,7 @@ main() {
   dir=$home/.multihost/runs/$1/$2
   look "$dir"
   if [[ $phase == starting && -p $dir/control ]]; then
-    # Opened for reading and writing, a FIFO without a reader does not block us.
+    # Opened for reading and writing, a FIFO without a reader does not block.
     { exec 4<>"$dir/control" && printf 'go\n' >&4; } 2>/dev/null
     for ((i = 0; i < 100; i++)); do
       look "$dir"

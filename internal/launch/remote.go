@@ -73,33 +73,33 @@ func operation(name, text string) *remote.Program {
 	return remote.NewProgram(name, remote.Prelude(), libText, text)
 }
 
-// input is the standard input that follows the script of an exec. When the connection
-// is lost, the transport calls Close to end a Read under way.
+// input is the standard input that follows the script of an exec. When the connection is
+// lost, the transport calls Close to end a pending Read.
 type input struct {
 	io.Reader
 	io.Closer
 }
 
-// answerLimit limits how long a worker may take to answer once it has the script. All
-// scripts end within seconds unless the worker's disk or sudo hangs.
+// answerLimit limits a worker's answer, from the moment when it has the script. All scripts
+// end within seconds unless the worker's disk or sudo hangs.
 const answerLimit = 2 * time.Minute
 
-// A noAnswerError is the cause of an exec that was given up after it began.
+// A noAnswerError is the cause of an exec that was given up after its begin.
 type noAnswerError struct{ limit time.Duration }
 
 func (e noAnswerError) Error() string {
 	return fmt.Sprintf("no answer within %s: its disk hangs, or sudo does", e.limit)
 }
 
-// A notReachedError is the cause of an exec that was given up before it began.
+// A notReachedError is the cause of an exec that was given up before its begin.
 type notReachedError struct{ limit time.Duration }
 
 func (e notReachedError) Error() string { return fmt.Sprintf("not reached within %s", e.limit) }
 
-// limited is the standard input of an exec. It cancels the exec when that has not ended
-// within limit of the first read. Connecting happens before the first read and has
-// deadlines of its own. reach, when set, limits the time until the first read, too. The
-// caller must call stop.
+// limited is the standard input of an exec. If the exec has not ended within limit after
+// the first read, limited cancels it. Connecting comes before the first read and has limits
+// of its own. reach, if set, also limits the time until the first read. The caller must
+// call stop.
 type limited struct {
 	io.Reader
 	limit  time.Duration
@@ -123,7 +123,7 @@ func (l *limited) Read(p []byte) (int, error) {
 	return l.Reader.Read(p)
 }
 
-// begin starts the limit for the answer, once; 0 means no limit.
+// begin starts the limit of the answer, once. 0 means no limit.
 func (l *limited) begin(limit time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,8 +153,8 @@ func call(ctx context.Context, r remote.Runner, op string, script *remote.Progra
 	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
-// callWithin does what call does, with other limits. limit is for the answer, and reach is
-// for reaching the worker; reach 0 means no limit.
+// callWithin is call with other limits: limit for the answer, and reach for reaching the
+// worker. 0 means no limit.
 func callWithin(ctx context.Context, limit, reach time.Duration, r remote.Runner, op string, script *remote.Program, args ...string) ([]remote.Record, error) {
 	out := &remote.Answer{Nonce: remote.NewNonce()}
 	errs := &remote.Answer{Nonce: out.Nonce}
@@ -216,12 +216,12 @@ func instant(s string) time.Time {
 	return time.Time{}
 }
 
-// gate returns errLate if a copying goroutine still writes after the command of its exec
-// has ended.
+// gate returns errLate to a goroutine that still copies after the end of its exec.
 var errLate = errors.New("write after the end of the exec")
 
 // gate passes bytes on to w until it is closed, and counts them. A transport may still copy
-// after its Run has returned. Because of the gate, it cannot disturb the order of bytes.
+// after its Run has returned. The gate keeps these bytes from w, so that they do not come
+// out of order.
 type gate struct {
 	mu     sync.Mutex
 	w      io.Writer
@@ -229,7 +229,7 @@ type gate struct {
 	count  int64
 	err    error       // error of w
 	broken func()      // called once when w fails
-	wrote  func(int64) // optional: called with the number of bytes that w took
+	wrote  func(int64) // optional: gets the number of bytes that w took
 }
 
 func (g *gate) Write(p []byte) (int, error) {

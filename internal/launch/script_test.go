@@ -14,9 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The bootstrap of a kit compares a number of bytes with a number of characters. They are
-// equal only in ASCII. A script that was cut short must do nothing. So scripts do nothing
-// before their last line.
+// The bootstrap of a kit compares a number of bytes with a number of characters, which are
+// equal only in ASCII. A script that was cut must do nothing, so scripts do nothing before
+// their last line.
 func TestScriptsAreASCIIAndEndInOneCall(t *testing.T) {
 	t.Parallel()
 	scripts := map[string]string{"supervise": superviseText, "start": startText}
@@ -78,7 +78,7 @@ func TestAnOOMKillIsTold(t *testing.T) {
 	}
 }
 
-// Where the control group does not count kills, the kernel's log shows them.
+// If the control group does not count kills, the kernel's log shows them.
 func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -90,7 +90,7 @@ func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
 		{"3,77," + now + "999999,-;Out of memory: Killed process $$ (bash) total-vm:1kB", "kill -KILL $$", true},
 		{"3,77," + now + "999999,-;oom-kill:constraint=CONSTRAINT_NONE,task=bash,pid=$$,uid=0", "kill -KILL $$", true},
 		{"3,77," + now + "999999,-;Out of memory: Killed process 1$$ (bash)", "kill -KILL $$", false},
-		{"3,77,1,-;Out of memory: Killed process $$ (bash)", "kill -KILL $$", false}, // of an earlier process
+		{"3,77,1,-;Out of memory: Killed process $$ (bash)", "kill -KILL $$", false}, // by an earlier process
 		{"3,77," + now + "999999,-;Out of memory: Killed process $$ (bash)", "exec sh -c 'kill -TERM $$'", false},
 	} {
 		l.write("dev/kmsg", "6,1,0,-;Linux version 5.15\nnot a record\n SUBSYSTEM=x\n6,2\n", 0o644)
@@ -102,8 +102,7 @@ func TestAnOOMKillIsFoundInTheKernelLog(t *testing.T) {
 	}
 }
 
-// TestTheKernelsOwnOOMKillIsTold makes the kernel kill a command that needs more memory
-// than its control group allows.
+// The kernel kills a command that needs more memory than its control group allows.
 func TestTheKernelsOwnOOMKillIsTold(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -119,7 +118,7 @@ func TestTheKernelsOwnOOMKillIsTold(t *testing.T) {
 	}
 }
 
-// memoryGroup makes a control group and returns the file of its limit.
+// memoryGroup makes a control group. It returns its directory and the file of its limit.
 func memoryGroup(t *testing.T) (dir, limit string) {
 	t.Helper()
 	for parent, limit := range map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"} {
@@ -210,7 +209,7 @@ func TestAnIdleSupervisorCostsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The supervisor may still be at its last step before the wait.
+	// The supervisor may still take its last step before the wait.
 	testkit.Eventually(t, "the supervisor uses no processor", func() bool {
 		before := ticks(t, s.Supervisor)
 		<-time.After(time.Second)
@@ -219,7 +218,7 @@ func TestAnIdleSupervisorCostsNothing(t *testing.T) {
 	stopped(t, l, Ref{"r", 1}, time.Second)
 }
 
-// ticks returns user and system time of a process and its children.
+// ticks returns the user and system time of a process and its children.
 func ticks(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))

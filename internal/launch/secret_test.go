@@ -15,12 +15,12 @@ import (
 )
 
 // withSecrets returns a worker, and a command that prints a secret. The metadata server and
-// Secret Manager give these answers in turn. They repeat the last one for ever.
+// Secret Manager give these answers in turn, and repeat the last one for ever.
 func withSecrets(t *testing.T, token, secret []string) (*local, Spec) {
 	l := newLocal(t)
 	curl := testkit.Need(t, "curl")
-	// curl prints a warning when it starts, as every program does under a broken
-	// /etc/ld.so.preload. sleep returns at once.
+	// Like every program under a broken /etc/ld.so.preload, curl prints a warning when it
+	// starts. sleep returns at once.
 	l.write("bin/curl", "#!/bin/sh\necho 'ERROR: ld.so: object nonsense cannot be preloaded: ignored.' >&2\nexec "+curl+" \"$@\"\n", 0o755)
 	l.write("bin/sleep", "#!/bin/sh\n", 0o755)
 	var mu sync.Mutex
@@ -47,7 +47,7 @@ func withSecrets(t *testing.T, token, secret []string) (*local, Spec) {
 			t.Error(err)
 		}
 		_, body, _ = strings.Cut(answer, " ")
-		if strings.HasSuffix(body, "…") { // the answer breaks off
+		if strings.HasSuffix(body, "…") { // the connection breaks in the middle of the answer
 			w.Header().Set("Content-Length", "1000")
 			body = strings.TrimSuffix(body, "…")
 		}
@@ -67,7 +67,7 @@ const (
 	halfToken  = `200 {"expires_in": 9, "access_token": "hush-hush…`
 )
 
-// An answer to a further try counts as much as an answer to the first.
+// The answer to a retry is as good as the answer to the first try.
 func TestASecretIsReadAfterTrouble(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ token, secret []string }{
@@ -86,7 +86,6 @@ func TestASecretIsReadAfterTrouble(t *testing.T) {
 	}
 }
 
-// Neither the token nor a secret is in a message.
 func TestNoMessageHasATokenOrASecret(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

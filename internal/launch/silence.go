@@ -11,17 +11,16 @@ import (
 
 // Silence is the worker's report on a command that has printed nothing for a while.
 type Silence struct {
-	Since time.Duration // time since the last output
+	Since time.Duration // since the last output
 	State State
-	// CPU is how many processors the run has used on average since the previous Status.
-	// 0.98 is "98 %". It is -1 if that is not known.
+	// CPU is how many processors the run has used on average since the previous Status:
+	// 0.98 for 98 %, or -1 if that is not known.
 	CPU float64
-	Err error // the worker could not be asked; State is zero then
+	Err error // the worker did not answer; State is then zero
 }
 
-// listener reports when a command is silent. It asks for the status also after half
-// of QuietAfter, so that its report can say how much processor time the command used
-// meanwhile.
+// listener reports when a command is silent. After half of QuietAfter it asks for the
+// status. So its report can say how much processor time the command has used since then.
 type listener struct {
 	r    remote.Runner
 	ref  Ref
@@ -29,11 +28,11 @@ type listener struct {
 
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	heard  chan struct{} // buffer of one: full when output came
+	heard  chan struct{} // buffer of one, full when output came
 }
 
-// start starts the listener. It returns a writer around w, so that the listener notices
-// output.
+// start starts the listener. The returned writer passes output to w and tells the listener
+// of it.
 func (s *listener) start(ctx context.Context, w io.Writer) io.Writer {
 	if s.opts.Quiet == nil || s.opts.QuietAfter <= 0 {
 		return w
@@ -93,8 +92,8 @@ func (s *listener) watch(ctx context.Context) {
 	}
 }
 
-// cpuSince returns how many processors the run has used on average since the state earlier.
-// It returns -1 if that is not known.
+// cpuSince returns how many processors the run has used on average since the state earlier,
+// or -1 if that is not known.
 func (s State) cpuSince(earlier State) float64 {
 	d := s.Now.Sub(earlier.Now)
 	if earlier.Now.IsZero() || s.Now.IsZero() || d <= 0 {

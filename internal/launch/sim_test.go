@@ -26,8 +26,8 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 	return simulatedAt(t, t.TempDir(), 10*time.Second, logins...)
 }
 
-// simulatedAt is simulated in a given directory. Its connections are given up if no byte
-// comes for three times keepAlive.
+// simulatedAt is simulated in a given directory. It gives a connection up after three
+// keepAlive without a byte.
 func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
 	testkit.Need(t, "ps")
@@ -66,7 +66,7 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Cut the connection in the middle of the order, or of the answer to it.
+		// Cut the connection in the middle of the order, or of its answer.
 		f := worker.Fault{Kind: worker.Cut, Mode: []string{"in", "out"}[i%2], Bytes: int64(1 + 30*(i/2)), Count: 1}
 		if err := machine.SetFault(f); err != nil {
 			t.Fatal(err)
@@ -85,8 +85,8 @@ func TestOverSSHACutNeverStartsTwice(t *testing.T) {
 	}
 }
 
-// The connection may break at any byte of any step. The command still starts once. The
-// local bytes are always a prefix of the command's output, and equal to it at the end.
+// The connection may break at any byte of any step. The command still starts once. At every
+// moment the local bytes are a prefix of the command's output, and at the end all of it.
 // Nothing of the command is left.
 func TestOverSSHAnyStepMayBreakAnywhere(t *testing.T) {
 	t.Parallel()
@@ -128,7 +128,7 @@ func (b *breaker) trouble(step string) {
 		}
 	}
 	f := worker.Fault{Kind: worker.Cut, Mode: []string{"in", "out"}[b.rng.IntN(2)], Count: 1 + b.rng.IntN(2)}
-	f.Bytes = int64(math.Pow(2, 5+b.rng.Float64()*11)) // 32 to 64 Ki, small ones more often
+	f.Bytes = int64(math.Pow(2, 5+b.rng.Float64()*11)) // 32 to 64 Ki, mostly small numbers
 	switch b.rng.IntN(10) {
 	case 0:
 		f = worker.Fault{Kind: worker.Freeze, Duration: time.Duration(b.rng.IntN(1600)) * time.Millisecond}
@@ -143,7 +143,7 @@ func (b *breaker) trouble(step string) {
 	}
 }
 
-// until repeats a step that may be repeated.
+// until repeats an idempotent step until it succeeds.
 func (b *breaker) until(what string, step func() error) {
 	b.t.Helper()
 	deadline := time.Now().Add(patience)

@@ -2,8 +2,8 @@
 # start: RUN ATTEMPT DIR UMASK SUPERVISOR START. Waits for the line "go" or "go TIME" on
 # descriptor 3, then for TIME by the worker's clock (in nanoseconds). Then it becomes the
 # command, in the session that the supervisor made for it. Reports on stdout that it is
-# ready and that it starts, or why it cannot. The output of the command is the pipe on
-# descriptor 6.
+# ready and that it starts, or why it cannot. The output of the command goes into the pipe
+# on descriptor 6.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
@@ -17,7 +17,7 @@ main() {
   umask "$mask"
   cd -- "$HOME" || refuse "enter $HOME"
   split "${words[1]}"
-  processes=("${fields[@]:1}") # their count, the number of the first, the grace time
+  processes=("${fields[@]:1}") # number of processes, number of the first one, grace time
   if [[ ${fields[0]} == script ]]; then words+=(bash "$dir/script"); fi
   if ((${#processes[@]})) && ! type -P perl >/dev/null; then refuse 'start several processes: perl is not installed'; fi
   inherit_run "$run" "$attempt" "$dir"
@@ -25,7 +25,7 @@ main() {
   limit_files
   start_of $$
   start=$REPLY
-  # Do everything possible before the order comes: every step after it adds start skew.
+  # Do everything possible before the order comes, because every later step adds start skew.
   if cd -- "${words[0]}" 2>/dev/null; then
     there=1
     share
@@ -57,10 +57,9 @@ share() {
   if ((${#processes[@]})); then exec 8< <(become cat /proc/self/environ </dev/null 2>/dev/null 6>&-); fi
 }
 
-# await TIME waits until TIME, or until another word comes, which may be "abort". It does
-# not wait if TIME is more than 5 s away: then a clock must be wrong. It does nothing else
-# meanwhile. Where workers share a machine, work for one worker delays the orders to the
-# others.
+# await TIME waits until TIME, or until another word comes, which may be "abort". If TIME is
+# more than 5 s ahead, a clock must be wrong, so await does not wait. It does nothing else
+# meanwhile: on a machine of several workers, work for one worker would delay the others.
 await() {
   local left_us left word=''
   now_ns
@@ -90,7 +89,7 @@ limit_files() {
   ulimit -Sn 100000 2>/dev/null || ulimit -Sn hard
 }
 
-# record writes the file "started". With -C the write fails if the file exists, so a second
+# record writes the file "started". With -C the write fails if the file exists. So a second
 # start is impossible, even after earlier errors.
 record() {
   local line

@@ -43,7 +43,7 @@ func TestHowACommandEndsIsTold(t *testing.T) {
 		{"exit 137", "exit 137", nil, 137, ""},
 		{"exit 255", "exit 255", nil, 255, ""},
 		{"killed", "kill -KILL $$", nil, 137, "KILL"},
-		// Use sh: where signal n should kill bash, bash at times exits with 128+n.
+		// Use sh: instead of dying by signal n, bash sometimes exits with 128+n.
 		{"terminated", "exec sh -c 'kill -TERM $$'", nil, 143, "TERM"},
 		{"segmentation fault", "ulimit -c 0; kill -SEGV $$", nil, 139, "SEGV"},
 		{"interrupted", "exec sh -c 'kill -INT $$'", nil, 130, "INT"},
@@ -78,8 +78,7 @@ func TestArgumentsArriveByteForByte(t *testing.T) {
 		"", "-n", "--", "a b", `"`, `'`, "$HOME", "`id`", "\n", "two\nlines\n", ";", "&&", "|", "*", "~", "\\", "\\n", "!x", "#",
 		"\xff\xfe\x01", "€", "\x1b[31m", strings.Repeat("x", 100_000), "=", "A=1", "",
 	}
-	// A loop prints each word, because printf alone would take the first word as its
-	// format.
+	// A loop prints each word. With printf alone, the first word would be the format.
 	s := spec("argv", "")
 	s.Argv = append([]string{"bash", "-c", `for a; do printf '%s\0' "$a"; done`, "name"}, want...)
 	out, exit := complete(t, l, s)
@@ -158,8 +157,8 @@ func TestTheEnvironmentIsAsGiven(t *testing.T) {
 	}
 }
 
-// Every variable that bash or our scripts know reaches the command as it was given, or
-// is refused before the first request to a worker.
+// Every variable that bash or our scripts know reaches the command unchanged, or the runner
+// refuses it before the first request to a worker.
 func TestEveryVariableOfBashArrivesOrIsRefused(t *testing.T) {
 	t.Parallel()
 	known, err := exec.Command("bash", "--norc", "-c", "compgen -v").Output()
@@ -202,7 +201,7 @@ func TestEveryVariableOfBashArrivesOrIsRefused(t *testing.T) {
 	}
 }
 
-// The longest valid name of a run fits into every file name that contains it.
+// Every file name that contains the longest valid name of a run is short enough.
 func TestTheLongestRunNameRuns(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -263,7 +262,7 @@ grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -s '\t\n' ' '; echo; cut -d' ' -f
 		t.Errorf("open files: %q", lines[2])
 	}
 	lines[2] = "limit"
-	// Blocked and ignored signals are inherited, also by commands of ssh.
+	// Commands inherit blocked and ignored signals, even over ssh.
 	signals, err := exec.Command("bash", "-c", `grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -s '\t\n' ' '`).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +284,7 @@ func TestTheCommandInheritsNoDescriptor(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(l.dir(s.Ref()), "output.log"))
 		return string(text) == "loaded\n"
 	})
-	pipe := filepath.Join(l.dir(s.Ref()), "output") // which is removed soon after the start
+	pipe := filepath.Join(l.dir(s.Ref()), "output") // removed soon after the start
 	outputs := 0
 	for _, to := range descriptors(started.PID) {
 		switch strings.TrimSuffix(to, " (deleted)") {
@@ -332,7 +331,7 @@ func TestAWorkDirThatCannotBeMadeStartsNothing(t *testing.T) {
 	checkClean(t, l, s.Ref())
 }
 
-// checkClean proves that the worker is in the state that it had before Arm.
+// checkClean checks that the worker is as it was before Arm.
 func checkClean(t *testing.T, l *local, ref Ref) {
 	t.Helper()
 	testkit.Eventually(t, "nothing is left of "+ref.Run, func() bool {
@@ -352,7 +351,7 @@ func checkClean(t *testing.T, l *local, ref Ref) {
 func TestAbortLeavesNothing(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	for range 3 { // the same attempt can be armed again
+	for range 3 {
 		a, err := Arm(t.Context(), l, spec("r", "touch ~/started"))
 		if err != nil {
 			t.Fatal(err)
@@ -413,8 +412,8 @@ func TestOneRunAtATime(t *testing.T) {
 	if i.Run != "first" || i.Owner != "ann@laptop" || i.Command != "sleep 1000 …" || i.Age() <= 0 || i.Age() > patience || i.Login == "" {
 		t.Errorf("busy: %+v", i)
 	}
-	// While the run lives, a second start of it is refused as busy. After its end, it is
-	// refused because the attempt was started before.
+	// A second start is refused: during the run because the worker is busy, and after its
+	// end because the attempt was started before.
 	_, err = Arm(t.Context(), l, spec("first", "true"))
 	if !errors.As(err, &busy) {
 		t.Errorf("arm of the living run: %v", err)
@@ -430,8 +429,8 @@ func TestOneRunAtATime(t *testing.T) {
 	}
 }
 
-// If another run of the same name has brought other code into the directory after the sync,
-// that code is not started.
+// After this run's sync, another run of the same name may sync other code into the
+// directory. That code is not started.
 func TestOtherCodeIsNotStarted(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -453,7 +452,7 @@ func TestOtherCodeIsNotStarted(t *testing.T) {
 		if !errors.As(err, &code) || err.Error() != says {
 			t.Errorf("with %q: got %v, want %s", there, err, says)
 		}
-		if _, err := os.Stat(l.dir(s.Ref())); !os.IsNotExist(err) { // a run that is typed again at once would find it alive
+		if _, err := os.Stat(l.dir(s.Ref())); !os.IsNotExist(err) { // otherwise the next run of this name, at once, would find an active one
 			t.Errorf("with %q: the attempt is left: %v", there, err)
 		}
 		testkit.Eventually(t, "no process is left", func() bool { return len(l.processes()) == 0 })
@@ -609,7 +608,7 @@ func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.offset = time.Hour // no worker here has this offset
+		a.offset = time.Hour
 		begin := time.Now()
 		a.MeasureClock(t.Context())
 		if took := time.Since(begin); a.ClockOffset().Abs() > took {
@@ -627,8 +626,8 @@ func TestTheClockIsMeasuredWhileAStartWaits(t *testing.T) {
 	}
 }
 
-// Whether the stop comes before the moment depends on the speed of the machine. Nothing is
-// left in either case.
+// The stop may come before or after the start, depending on the speed of the machine. In
+// both cases nothing is left.
 func TestAStopBeforeTheMomentOfTheStart(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -683,7 +682,7 @@ func TestTheSessionEndsAtTheStart(t *testing.T) {
 		t.Errorf("status: %+v, %v", s, err)
 	}
 	// None of our processes holds a descriptor of the session. The supervisor has a pipe
-	// from the process that waits for the command. That pipe ends when the process ends.
+	// from the process that waits for the command. That pipe ends with the process.
 	shared := descriptors(parent(t, s.PID))
 	for _, pid := range []int{s.Supervisor, s.PID} {
 		for _, to := range descriptors(pid) {
@@ -695,7 +694,6 @@ func TestTheSessionEndsAtTheStart(t *testing.T) {
 	stopped(t, l, Ref{"r", 1}, time.Second)
 }
 
-// The command starts once, whichever part of the answers to "go" is lost.
 func TestALostAnswerNeverStartsTwice(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -706,7 +704,7 @@ func TestALostAnswerNeverStartsTwice(t *testing.T) {
 		l.cutAfterOut = func() int {
 			defer func() { first = false }()
 			if first {
-				return 60 + 14*i // a place from before the end of "armed" to after "started"
+				return 60 + 14*i // between the end of "armed" and "started"
 			}
 			return -1
 		}
@@ -738,7 +736,7 @@ func TestALostAnswerNeverStartsTwice(t *testing.T) {
 func TestReleaseAsksAgainUntilTheWorkerAnswers(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
-	// The connection stays, but the answer is lost, as when packets are lost.
+	// The connection stays, but the answer is lost.
 	a, err := Arm(t.Context(), l, spec("r", "sleep 1000"))
 	if err != nil {
 		t.Fatal(err)

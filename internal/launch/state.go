@@ -12,8 +12,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// Status asks the worker for the state of one attempt. When nobody saw the end (a reboot, a
-// killed supervisor), Status records on the worker that the command is lost.
+// Status asks the worker for the state of one attempt. If nobody saw the end, because of a
+// reboot or a killed supervisor, Status records on the worker that the command is lost.
 func Status(ctx context.Context, r remote.Runner, ref Ref) (State, error) {
 	if err := ref.check(); err != nil {
 		return State{}, err
@@ -25,7 +25,7 @@ func Status(ctx context.Context, r remote.Runner, ref Ref) (State, error) {
 	return parseState(ref, records), nil
 }
 
-// parseState reads an answer about one attempt, as status.sh and release.sh give it.
+// parseState reads an answer of status.sh or release.sh about one attempt.
 func parseState(ref Ref, records []remote.Record) State {
 	s := State{Ref: ref, Phase: Unknown, LogLimit: -1}
 	var b builder
@@ -50,7 +50,7 @@ func parseState(ref Ref, records []remote.Record) State {
 	}
 	for _, i := range b.infos {
 		if i.Ref != ref {
-			continue // nobody asked the worker about it
+			continue // about another attempt
 		}
 		s.Phase, s.Dir, s.PID, s.Supervisor = i.Phase, i.Dir, i.PID, i.Supervisor
 		s.Supervised, s.Armed, s.Started, s.Exit = i.supervised, i.Armed, i.Started, i.Exit
@@ -62,12 +62,12 @@ func parseState(ref Ref, records []remote.Record) State {
 // parseDisk reads "FREE ALL SIZE": free blocks, all blocks, and bytes of a block.
 func parseDisk(text string) Disk {
 	f := remote.Record{Rest: text}.Fields(3)
-	const most = 1 << 40 // blocks: limited so that no product overflows
+	const most = 1 << 40 // in blocks, so that no product overflows
 	size := min(number(f[2]), 1<<22)
 	return Disk{Free: min(number(f[0]), most) * size, Size: min(number(f[1]), most) * size}
 }
 
-// seconds reads a time like 1700000000.123456789.
+// seconds reads a Unix time, for example 1700000000.123456789.
 func seconds(s string) time.Time {
 	whole, frac, _ := strings.Cut(s, ".")
 	n := number(whole)
@@ -77,14 +77,13 @@ func seconds(s string) time.Time {
 	return time.Unix(n, number((frac + "000000000")[:9]))
 }
 
-// List returns the runs that the worker knows, alive and ended, oldest first. It returns
-// the runs of every login, as far as they can be read.
+// List returns the active and ended runs that the worker knows, oldest first. It returns
+// the runs of every login whose files can be read.
 //
 // Like Status, List records an end that nobody saw.
 func List(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, r) }
 
-// Look does what List does, but records nothing: a run whose end nobody saw is Lost and has
-// no Exit.
+// Look is List, but records nothing. A run whose end nobody saw is Lost and has no Exit.
 func Look(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, reading{r}, "look") }
 
 // reading is a Runner for operations that change nothing on the worker.
@@ -140,14 +139,12 @@ type builtInfo struct {
 	lost       bool // the record of the end says that the command was lost
 }
 
-// builder gathers the records that describe runs.
 type builder struct {
 	infos []builtInfo
 	now   time.Time
 }
 
-// take adds a record that describes a run, or the worker's time. It reports whether
-// the record was one of these.
+// take adds a record about a run, or the worker's time. It returns false for other records.
 func (b *builder) take(rec remote.Record) bool {
 	switch rec.Word {
 	case "now":
@@ -164,7 +161,7 @@ func (b *builder) take(rec remote.Record) bool {
 	return b.infos[len(b.infos)-1].take(rec)
 }
 
-// take adds a record that describes the run. It reports whether the record was one of these.
+// take adds a record about the run. It returns false for other records.
 func (i *builtInfo) take(rec remote.Record) bool {
 	switch rec.Word {
 	case "dir":
@@ -229,7 +226,7 @@ func (i *builtInfo) ended(key, value string) {
 		i.Exit.set(key, value)
 	}
 	if i.Exit.Lost = i.lost || !i.coded; !i.coded {
-		i.Exit.Code = 255 // an unknown exit code does not count as success
+		i.Exit.Code = 255 // an unknown exit code is no success
 	}
 }
 

@@ -9,21 +9,20 @@ import (
 	"multihost/internal/remote"
 )
 
-// StopOptions are optional.
 type StopOptions struct {
-	Grace  time.Duration // time between TERM and KILL; 0 is none
+	Grace  time.Duration // time between TERM and KILL; may be 0
 	Reach  time.Duration // limit for reaching the worker; 0: the connection's own limits
-	Reason string        // who stops it and why: "fail-fast by ann@laptop"
-	Mark   bool          // leave Info.Stopped with the attempt, also if it has ended
+	Reason string        // who stops the run and why: "fail-fast by ann@laptop"
+	Mark   bool          // set Info.Stopped of the attempt, even if it has ended
 }
 
 // Stop ends every process of the run on the worker. These are its session, the processes
-// whose environment names the run or whose output is its pipe, and processes that lost
-// their parent in the control group of the SSH session that started the run. The
-// descendants of all these belong to the run, too. Stop sends TERM, waits for the grace
-// time, sends KILL, and waits at most 10 s more. Stop may be repeated, and several may run
-// at the same time: the worker keeps the first reason. The report holds the processes that
-// are left. An unknown or an ended run is no error.
+// whose environment names the run or whose output is its pipe, processes without a parent
+// in the control group of the SSH session that started the run, and the descendants of all
+// these. Stop sends TERM, waits for the grace time, sends KILL, and waits at most 10 s
+// more. It may be repeated, and several Stops may run at the same time. The worker keeps
+// the first reason. The report has the processes that are left. An unknown or an ended run
+// is no error.
 func Stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
@@ -35,10 +34,9 @@ func Stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (Stop
 	return stop(ctx, r, ref, opts, reason)
 }
 
-// Sweep ends the processes that an ended run left behind on the worker, as Stop does,
-// and reports who holds the TPU afterwards. When nothing is left, it costs one look at
-// the process table. When the run still lives, Sweep does not touch it and returns
-// ErrStillRuns.
+// Sweep ends the processes that an ended run left behind on the worker, as Stop does, and
+// reports who then holds the TPU. If nothing is left, it costs one look at the process
+// table. If the run is active, Sweep leaves it alone and returns ErrStillRuns.
 func Sweep(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
@@ -86,30 +84,29 @@ type FreePolicy string
 
 // The policies of FreeTPU. None of them ends a process of an active run.
 const (
-	FreeOrphans FreePolicy = "orphans" // processes left by this login's own ended runs
-	FreeAll     FreePolicy = "all"     // other users' and containers' processes too
-	FreeCheck   FreePolicy = "check"   // none: only look
+	FreeOrphans FreePolicy = "orphans" // processes of this login's own ended runs
+	FreeAll     FreePolicy = "all"     // also processes of other users and of containers
+	FreeCheck   FreePolicy = "check"   // no processes
 )
 
-// FreeOptions are optional.
 type FreeOptions struct {
-	Policy FreePolicy    // empty means FreeOrphans
-	Grace  time.Duration // as in StopOptions
-	Look   bool          // end no process: FreeReport.Stopped holds those that would be ended
+	Policy FreePolicy // empty means FreeOrphans
+	Grace  time.Duration
+	Look   bool // end no process: FreeReport.Stopped then has the processes that would end
 }
 
 // FreeReport is the result of FreeTPU on one worker.
 type FreeReport struct {
 	Devices     int       // TPU device files on the worker
 	Blind       string    // why root is not available, so that holders of other users are not seen; "" when root is available
-	Stopped     []Process // processes that were ended
-	LockRemoved bool      // /tmp/libtpu_lockfile was there and is gone
+	Stopped     []Process // ended processes
+	LockRemoved bool      // /tmp/libtpu_lockfile existed and was removed
 }
 
-// FreeTPU makes the TPU of the worker free. It finds in /proc the processes that have a TPU
-// device file open or mapped. It ends them with TERM, the grace time and KILL. Once no
-// process holds a device, it removes libtpu's lock file. If the policy forbids ending one
-// of them, FreeTPU ends none, and *HoldersError names the processes that keep the device.
+// FreeTPU makes the TPU of the worker free. It ends the processes that have a TPU device
+// file open or mapped, with TERM, the grace time and KILL. Once no process holds a device,
+// it removes libtpu's lock file. If the policy forbids to end one of them, FreeTPU ends
+// none, and *HoldersError names the processes that hold the device.
 func FreeTPU(ctx context.Context, r remote.Runner, opts FreeOptions) (FreeReport, error) {
 	if opts.Policy == "" {
 		opts.Policy = FreeOrphans

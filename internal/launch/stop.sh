@@ -1,8 +1,7 @@
 #!/bin/bash
 # stop: RUN ATTEMPT GRACE_MS REASON [MARK]. Ends every process of the run. With an empty
 # REASON it ends only the processes that an ended run left behind. With MARK=1 it also
-# leaves REASON and the time with the attempt, for runners that would begin a further
-# attempt.
+# stores REASON and the time in the attempt, for runners that would begin another attempt.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -16,8 +15,7 @@ main() {
   fi
   if [[ ${5-} == 1 ]]; then mark "$dir" "$reason"; fi
   if [[ $phase == starting ]]; then
-    # start.sh hears "abort" if it comes before "go", or while start.sh waits for the
-    # TIME of "go TIME".
+    # start.sh obeys "abort" before "go", and during the wait for the TIME of "go TIME".
     { exec 4<>"$dir/control" && printf 'abort\n' >&4; } 2>/dev/null
     for ((i = 0; i < 100; i++)); do
       look "$dir"
@@ -32,7 +30,7 @@ main() {
   if [[ $phase == running ]]; then
     (
       set -C
-      # Remove the file if the reason cannot be written. An empty file would mean that
+      # If the reason cannot be written, remove the file. An empty file would mean that
       # another stop was first.
       : >"$dir/stop" && { printf '%s\n' "$reason" >>"$dir/stop" || rm -f -- "$dir/stop"; }
     ) 2>/dev/null

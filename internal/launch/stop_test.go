@@ -85,8 +85,8 @@ func TestStopsAtOnceAreOneStop(t *testing.T) {
 	wg.Wait()
 }
 
-// Only the control group of the process shows which run it belongs to. Its environment,
-// session, parent and output do not.
+// Only the control group of the process shows its run. Its environment, session, parent and
+// output do not.
 func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -98,7 +98,7 @@ func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	if exit.Code != 3 || !alive(t, pid) {
 		t.Fatalf("exit %+v", exit)
 	}
-	// While another run lives, the process might belong to that run.
+	// While another run is active, the process might belong to that run.
 	begin(t, l, spec("other", "exec sleep 1000"))
 	if report := stopped(t, l, s.Ref(), time.Second); report.Found != 0 || !alive(t, pid) {
 		t.Errorf("beside another run: %+v", report)
@@ -110,8 +110,8 @@ func TestStopFindsWhatIsHiddenByItsControlGroup(t *testing.T) {
 	}
 }
 
-// The watch of package lease may have been started in the session of the run, and must
-// outlive the run.
+// The watch of package lease may have started in the session of the run. It must outlive
+// the run.
 func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -144,8 +144,7 @@ func TestTheWatchOfALeaseIsNotSweptAway(t *testing.T) {
 	}
 }
 
-// Without a grace time the stop does not wait for a command that ignores TERM. The stop
-// takes no longer than for any other command.
+// Without a grace time, a stop does not wait for a command that ignores TERM.
 func TestNoGraceIsNone(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -379,8 +378,8 @@ func TestStatusOfAWorkerWithoutRuns(t *testing.T) {
 	}
 }
 
-// A stop that marks an attempt is visible to every later look and to the next Arm, even
-// if the command had ended.
+// Every later look and the next Arm see the mark of a stop, even if the command had already
+// ended.
 func TestAStopIsMarked(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)
@@ -410,8 +409,8 @@ func TestAStopIsMarked(t *testing.T) {
 	}
 }
 
-// Only the runner knows how the run as a whole ended. A worker reports that after the
-// runner has told the worker.
+// Only the runner knows how the whole run ended. A worker reports that after the runner has
+// told it.
 func TestAVerdictIsKept(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

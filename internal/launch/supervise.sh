@@ -1,7 +1,8 @@
 #!/bin/bash
 # supervise: RUN ATTEMPT DIR ENTRY UMASK DISK. DISK is an answer of disk_of. Makes a session
 # in which start.sh waits for "go" on the FIFO and becomes the command. Waits for the end of
-# the command and records how it ended. Holds the worker's lock on descriptor 9 meanwhile.
+# the command and records how it ended. Until then it holds the worker's lock on descriptor
+# 9.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -20,7 +21,7 @@ main() {
   IFS= read -r -d '' meta <"$dir/meta"
   note "dir=$dir" "run=$run" "attempt=$attempt" "login=${LOGNAME:-$(exec id -un)}" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
-  # Set handlers and not '': the command would inherit an ignored signal.
+  # Handlers, because the command would inherit an ignored signal.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
   exec 3<"$dir/control" 4>&-
   scope
@@ -28,15 +29,14 @@ main() {
   kills=$REPLY
   pipe || give_up failed "open $dir/output"
   start_relay
-  room='' # a later relay measures the free space itself
-  # The process that waits for the order has finished all slow work and then becomes the
-  # command. So there is only one wake-up between the order and the command, the same on all
+  room='' # later relays measure the free space themselves
+  # The process that waits for the order has finished all slow work, and becomes the
+  # command. So only one wake-up is between the order and the command, the same on all
   # workers.
   #
-  # setsid gets the wait status of the command. Unlike $? of a shell, that status
-  # distinguishes a death by signal from an exit with 128+n; see keep_relay. setsid also
-  # holds the lock, so the lock is released only when both this supervisor and the command
-  # are gone.
+  # setsid gets the wait status of the command, which distinguishes a death by signal from
+  # an exit with 128+n, unlike $? of a shell; see keep_relay. setsid also holds the lock. So
+  # the lock is free only when both this supervisor and the command are gone.
   exec 5< <(exec setsid --fork --wait bash --norc --noprofile -p "$dir/start" \
     "$nonce" "$run" "$attempt" "$dir" "$mask" $$ "$start" </dev/null 2>&1 7<&-)
   waiter=$!
@@ -44,7 +44,7 @@ main() {
   hear
   if [[ $word == ready ]]; then
     : >"$dir/env"
-    : >"$dir/login" # start.sh is done with them; forget_order removes them
+    : >"$dir/login" # start.sh does not need them any more; forget_order removes them
     say armed $$ "$at"
     hear
   fi
@@ -61,11 +61,11 @@ main() {
   now_ns
   at=$REPLY
   if [[ $killed ]]; then
-    signal=$((code & 127)) # bit 128 means that it dumped core
+    signal=$((code & 127)) # bit 128: a core dump
     code=$((128 + signal))
     name=$(kill -l "$signal")
   elif ((code > 128)) && alive "$pid" "$start" "$boot"; then
-    # The command still lives: somebody killed the process that waits for it.
+    # The command lives: somebody killed the process that waits for it.
     tail -f --pid="$pid" /dev/null
     now_ns
     at=$REPLY code=255 lost=1
@@ -89,9 +89,9 @@ main() {
   prune "${dir%/*/*}"
 }
 
-# pipe makes the pipe for the command's output, as over ssh: descriptor 6 is its write
-# end, 7 its read end. The supervisor keeps 7, so that the command can go on writing
-# while another relay replaces one that died.
+# pipe makes the pipe for the command's output, as over ssh: descriptor 6 is its write end,
+# 7 its read end. The supervisor keeps 7 open, so that the command can write while a new
+# relay replaces a dead one.
 pipe() {
   exec 8<>"$dir/output" || return # opened for reading and writing, it does not block
   exec 6>"$dir/output"
@@ -99,8 +99,8 @@ pipe() {
   exec 8<&-
 }
 
-# hear reads the next word of start.sh, and the text after it. It skips messages that
-# programs print about the machine as they start (a broken /etc/ld.so.preload).
+# hear reads the next word of start.sh, and the text after it. It skips warnings that
+# programs print when they start (a broken /etc/ld.so.preload).
 hear() {
   while read -r word started <&5; do
     case $word in
@@ -110,12 +110,12 @@ hear() {
   word='' started=''
 }
 
-# keep_relay keeps a relay alive until the command has ended. The pipe from the waiter
-# (descriptor 5) ends then. The waiter also holds the pipe of the command's output, so no
+# keep_relay keeps a relay running until the command has ended. Then the pipe from the
+# waiter (descriptor 5) ends. The waiter also holds the pipe of the command's output, so no
 # relay sees the end of that pipe earlier.
 #
-# Since the start, only the waiter has the write end of its pipe. The waiter is setsid
-# in our own environment, and prints only one thing: that a signal ended the command.
+# After the start, only the waiter has the write end of its pipe. The waiter is setsid in
+# our own environment. It prints only one thing: that a signal ended the command.
 keep_relay() {
   local status
   while :; do
@@ -131,8 +131,8 @@ keep_relay() {
 }
 
 # forget_order removes the FIFO for the order, and the other files that only the start
-# needs. keep_relay calls it some time after the start. Where one machine has several
-# workers, starting rm at once would delay the other commands that are about to start.
+# needs. keep_relay calls it some time after the start. Otherwise, on a machine of several
+# workers, rm would delay commands that are about to start.
 forget_order() {
   if [[ -p $dir/control ]]; then rm -f -- "$dir/control" "$dir/output" "$dir/env" "$dir/login"; fi
 }
@@ -142,10 +142,10 @@ start_relay() {
   relay=$!
 }
 
-# drain waits until the command's output is in the log. That is when the relay has read the
-# end of the pipe. While other processes hold the pipe, it waits until the pipe is empty and
-# the relay has written everything. It also stops waiting when more bytes have come than
-# were in the pipe. It gives up after 5 s without a byte.
+# drain waits until the command's output is in the log: until the relay has read the end of
+# the pipe. While other processes hold the pipe, drain waits until the pipe is empty and the
+# relay has written everything, or until more bytes have come than were in the pipe. It
+# gives up after 5 s without a byte.
 drain() {
   local first last end_ns idle=0 looks=0
   output_size
@@ -155,10 +155,10 @@ drain() {
   while :; do
     if ! start_of "$relay"; then
       if wait "$relay"; then return; fi
-      start_relay # somebody killed it
+      start_relay # somebody killed the relay
     fi
-    # Usually the relay has just read the end of the pipe, and is about to end. Looking
-    # closer takes time, so only wait at first.
+    # Usually the relay has just read the end of the pipe, and is about to end. So only wait
+    # at first, because closer looks take time.
     if ((++looks <= 5)); then
       doze 0.01
       continue
@@ -205,15 +205,15 @@ drained() {
   ((found))
 }
 
-# The disk is low when less than low_bytes, or less than a fiftieth of it, is free.
+# A disk is low if less than low_bytes, or less than a fiftieth of it, is free.
 low_bytes=1000000000
-# On a low disk, the log still takes this many bytes. This is also the number of bytes that
-# are dropped at a time.
+# On a low disk, the log takes this many more bytes. The relay also drops this many bytes at
+# a time.
 small_piece=1048576
-# The most bytes that the log reserves at a time.
+# The log reserves at most this many bytes at a time.
 large_piece=16777216
-# How many bytes at the end of the dropped output are kept: the last output of a command is
-# worth more than all before it.
+# The relay keeps this many bytes at the end of the dropped output, because the last output
+# matters most.
 tail_bytes=65536
 
 # relay moves output from the pipe to the log until the end of the pipe. It is a process of
@@ -221,14 +221,14 @@ tail_bytes=65536
 # pipe, even if the command or its supervisor ends, the connection breaks or the disk is
 # full.
 #
-# relay reserves disk space for the log in pieces before it fills them. So it notices that
-# others fill the disk while there is still room. Then it drops the output and counts it,
-# piece by piece. It does the same beyond the limit of the log.
+# relay reserves disk space for the log piece by piece before it writes. So it notices in
+# time that other programs fill the disk. Then it drops output and counts it, piece by
+# piece, as it does beyond the limit of the log.
 relay() {
   local most limit size free low piece ended=0
   trap '' HUP INT QUIT PIPE TERM USR1 USR2
-  # Take a lock. When a relay is killed, the program that it started goes on to fill its
-  # piece, and the next relay has to wait for that program.
+  # If somebody kills a relay, the program that it started continues to fill its piece. The
+  # lock makes the next relay wait for that program.
   exec 8>>"$dir/relay"
   flock 8
   limit_of "$dir"
@@ -252,8 +252,8 @@ relay() {
   exec truncate --size="$REPLY" -- "$dir/output.log" # gives back the reserved space
 }
 
-# disk sets free to the free bytes of the disk, and low to the bytes below which the
-# disk is low.
+# disk sets free to the free bytes of the disk, and low to the number of free bytes below
+# which the disk is low.
 disk() {
   local fields
   REPLY=$room room='' # the values that arm has just found
@@ -261,11 +261,11 @@ disk() {
   split "$REPLY 0 0 0"
   free=$((fields[0] * fields[2])) low=$((fields[1] * fields[2] / 50))
   if ((low > low_bytes)); then low=$low_bytes; fi
-  if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # the size is not known
+  if ((fields[1] == 0)); then free=$((4 * low_bytes)) low=0; fi # the disk's size is not known
 }
 
 # fill FILE BYTES SECONDS moves BYTES bytes from the pipe to the end of FILE, and takes at
-# most SECONDS (0: no limit). It fails when there is no room.
+# most SECONDS (0: no limit). It fails if the disk has no room.
 fill() {
   local before status
   size_of "$1"
@@ -277,10 +277,10 @@ fill() {
   status=$?
   size_of "$1"
   if ((status == 0 && REPLY < before + $2)); then ended=1; fi
-  ((status == 0 || status > 128)) # above 128: take or another process ended it
+  ((status == 0 || status > 128)) # above 128: take or another process ended the program
 }
 
-# take SECONDS COMMAND runs the command, and kills it after SECONDS. 0 means no limit.
+# take SECONDS COMMAND runs the command, and kills it after SECONDS. 0: no limit.
 take() {
   if (($1)); then
     timeout -s KILL "$@"
@@ -289,9 +289,9 @@ take() {
   fi
 }
 
-# drop takes a piece of the output and counts it in the size of a sparse file. The file is
-# "dropped", and its last tail_bytes are kept. When the disk is full, the file is "lost". On
-# a low disk it returns after 2 s, because there may be space again then.
+# drop moves a piece of the output to the end of a sparse file, whose size counts the
+# dropped bytes. The file is "dropped", and keeps its last tail_bytes. On a full disk the
+# file is "lost". On a low disk drop returns after 2 s, because space may be free again.
 drop() {
   local patience=0 count status
   if ((limit < most || size < limit)); then patience=2; fi
@@ -310,7 +310,7 @@ drop() {
   )
   status=$?
   if ((status == 0 && count < small_piece)); then ended=1; fi
-  if ((status > 0 && status <= 128)); then sleep 1; fi # a program could not be started
+  if ((status > 0 && status <= 128)); then sleep 1; fi # a program did not start
   truncate --size="+${count:-0}" -- "$dir/lost"
 }
 
@@ -330,7 +330,7 @@ attend() {
     poked=
     wait "$1" 2>/dev/null
     status=$?
-    if ((status == 127)) && [[ $code ]]; then return; fi # the previous wait has collected it
+    if ((status == 127)) && [[ $code ]]; then return; fi # bash has already collected it in the previous wait
     code=$status
     if [[ ! $poked ]] || ((code <= 128)); then return; fi
   done
@@ -348,16 +348,16 @@ give_up() {
   exit 0
 }
 
-# scope records the control group of the SSH session that the supervisor runs in. A
-# process that clears its environment and leaves its session is still in that group.
+# scope records the control group of the supervisor's SSH session. A process that clears its
+# environment and leaves its session is still in that group.
 scope() {
   cgroup_of $$
   scope=$REPLY
   if [[ $scope == */session-*.scope ]]; then printf '%s\n' "$scope" >"$dir/scope"; fi
 }
 
-# oom_kills answers with the number of processes that the kernel has killed for lack of
-# memory in that control group.
+# oom_kills sets REPLY to the number of processes that the kernel has killed in that control
+# group for lack of memory.
 oom_kills() {
   local line key value
   REPLY=0
@@ -369,10 +369,10 @@ oom_kills() {
 }
 
 # out_of_memory succeeds if the kernel killed a process of the run for lack of memory. It
-# compares the control group's count with the count at the start. If that has not grown and
-# SIGKILL ended the command, it reads the kernel's log. A record there is
+# compares the control group's count with the count at the start. If the count is the same
+# and SIGKILL ended the command, it reads the kernel's log. A record there is
 # "6,1234,98765432,-;Out of memory: Killed process 42 (python) ..." with microseconds since
-# the start of the machine; a tick is a hundredth of a second.
+# the start of the machine. A tick is a hundredth of a second.
 out_of_memory() {
   local line text time
   oom_kills
@@ -400,8 +400,8 @@ kernel_log() {
 }
 
 # prune RUNS removes this login's ended attempts if they have 20 newer ones, or were armed
-# more than 30 days ago. While less than a tenth of the disk is free, it already removes an
-# attempt that has 3 newer ones.
+# more than 30 days ago. While less than a tenth of the disk is free, it keeps only the 3
+# newest.
 prune() {
   local old armed other newer path eldest_ns keep=20 fields late=0 i
   local -a paths=() times=() left
@@ -410,8 +410,8 @@ prune() {
   for path in "$1"/*/*; do
     armed=
     { read -r _ _ _ armed <"$path/supervisor"; } 2>/dev/null
-    # The next run may just be arming, and have no supervisor file yet. Use the directory's
-    # time then.
+    # A run that is just being armed may have no supervisor file yet. Then use the
+    # directory's time.
     if [[ ! $armed ]]; then armed=$(exec stat -c %Y000000000 -- "$path" 2>/dev/null); fi
     if ((${armed:=0} <= eldest_ns)); then late=1; fi
     paths+=("$path") times+=("$armed")

@@ -8,7 +8,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// An InputError says why no worker can start a command or use an environment.
+// An InputError says why no worker can start this command or use this environment.
 type InputError struct {
 	text, hint string
 }
@@ -18,7 +18,7 @@ func (e *InputError) Error() string { return e.text }
 // Fault returns fault.Usage.
 func (e *InputError) Fault() fault.Kind { return fault.Usage }
 
-// Hint returns what to type instead. It returns "" if the error itself says it.
+// Hint returns what to type instead, or "" if the error says it.
 func (e *InputError) Hint() string { return e.hint }
 
 func badInput(hint, format string, args ...any) error {
@@ -26,16 +26,16 @@ func badInput(hint, format string, args ...any) error {
 }
 
 const (
-	// LongestWord is MAX_ARG_STRLEN of Linux, 32 pages: the longest argument and the
-	// longest NAME=VALUE, each with the NUL that ends it.
+	// LongestWord is MAX_ARG_STRLEN of Linux, 32 pages: the length of the longest argument
+	// and of the longest NAME=VALUE, including the NUL.
 	LongestWord = 128 << 10
-	// mostBytes is the most that Linux accepts for all arguments and variables of a program
-	// together, with any stack limit: three quarters of 8 MiB.
+	// mostBytes limits all arguments and variables of a program together. It is three
+	// quarters of 8 MiB, which is Linux's limit for any stack limit.
 	mostBytes = 6 << 20
 )
 
-// Validate returns an *InputError for the first part of s that keeps workers from starting
-// it. It needs no worker, so callers can call it before they request one.
+// Validate returns an *InputError for the first part of s with which no worker can start
+// the command. It needs no worker, so call it before you make slices.
 func (s Spec) Validate() error {
 	if err := s.Ref().check(); err != nil {
 		return badInput("", "%v", err)
@@ -83,7 +83,7 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Validate returns an *InputError when no command can be started with the variable.
+// Validate returns an *InputError if no command can start with the variable.
 func (v EnvVar) Validate() error {
 	if err := checkVar(v.Name); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (v EnvVar) Validate() error {
 var varName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // shellOwns are variables that bash itself sets or unsets. Bash starts the command, so the
-// user's value of such a variable does not reach the command.
+// user's values do not reach the command.
 var shellOwns = map[string]bool{
 	"BASHOPTS": true, "BASH_ARGC": true, "BASH_ARGV": true, "BASH_LINENO": true, "BASH_SOURCE": true, "BASH_VERSINFO": true,
 	"EUID": true, "PIPESTATUS": true, "PPID": true, "SHELLOPTS": true, "SHLVL": true, "UID": true, "_": true,

@@ -12,7 +12,7 @@ import (
 // A Venv is the Python virtual environment of a run on one worker.
 type Venv struct {
 	Dir  string
-	Path string // PATH for a command that uses it
+	Path string // for a command that uses the environment
 }
 
 // VenvDir returns the directory of a run's virtual environment, relative to the home
@@ -23,19 +23,17 @@ func VenvDir(run string) string { return ".multihost/venv/" + run }
 // inherit.
 var VenvUnset = []string{"PYTHONHOME"}
 
-// Env returns the variables that a command needs to use it.
+// Env returns the variables of a command that uses the environment.
 func (v Venv) Env() []EnvVar {
 	return []EnvVar{{Name: "VIRTUAL_ENV", Value: v.Dir}, {Name: "PATH", Value: v.Path}}
 }
 
-// venvLimit is the longest time that venv.sh takes. It waits up to 10 minutes for another
-// venv.sh that holds the lock. Each of the two ways to make the environment is limited to
-// 10 minutes.
+// venvLimit is the longest time of venv.sh: up to 10 minutes for another venv.sh that holds
+// the lock, and 10 minutes for each of two ways to make the environment.
 const venvLimit = 32 * time.Minute
 
-// MakeVenv makes the virtual environment of a run unless a complete one exists. An
-// incomplete environment is made anew. The error is a *VenvError when the worker cannot
-// make one.
+// MakeVenv makes the virtual environment of a run, unless a complete one exists. It
+// replaces an incomplete one. The error is a *VenvError if the worker cannot make one.
 func MakeVenv(ctx context.Context, r remote.Runner, run string) (Venv, error) {
 	if err := config.CheckRunName(run); err != nil {
 		return Venv{}, err
@@ -65,7 +63,7 @@ func MakeVenv(ctx context.Context, r remote.Runner, run string) (Venv, error) {
 // VenvError says why a worker cannot make a virtual environment.
 type VenvError struct {
 	Worker, Text string
-	Package      string // the package that is missing; "" when that is not the reason
+	Package      string // missing package; "": another reason
 }
 
 // Error implements error.

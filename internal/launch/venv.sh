@@ -1,8 +1,8 @@
 #!/bin/bash
 # venv: RUN. Makes the Python virtual environment of a run, ~/.multihost/venv/RUN, unless a
 # complete one exists. Reports its directory and the PATH for a command that uses it. The
-# file .whole in the directory says that the environment is complete. If a reboot
-# interrupted the making, the environment has no pip and is made anew.
+# file .whole in the directory says that the environment is complete. Without it, for
+# example after a reboot, venv replaces the environment.
 #
 # shellcheck disable=SC2034,SC2154 # lib.sh reads and sets variables of this script
 main() {
@@ -15,7 +15,7 @@ main() {
   environment+=(PYTHONHOME)
   error=$(exec mkdir -p -- "${dir%/*}" 2>&1) || fail "$error"
   { exec 9>"${dir%/*}/.lock"; } 2>/dev/null || fail "write ${dir%/*}/.lock"
-  # A venv.sh whose connection is lost goes on and keeps the lock until it is done.
+  # A venv.sh without connection continues and keeps the lock until its end.
   error=$(exec flock -w 600 9 2>&1) || fail "lock ${dir%/*}/.lock: ${error:-another one has been made there for 10 minutes}"
   if [[ ! -e $dir/.whole || ! -x $dir/bin/python ]]; then
     forget_old
@@ -41,7 +41,7 @@ make() {
     elif [[ $first == *"ensurepip is not"* || $first == *"No module named"* ]]; then
       missing=python3-venv
     fi
-    # Debian's long message about ensurepip ends with a path. So its last line says nothing.
+    # Debian's long message about ensurepip ends with a path, so its last line says nothing.
     if [[ $first == *"ensurepip is not"* ]]; then first='ensurepip is not available'; fi
     say refused "$missing" "python3 -m venv: ${first##*$'\n'}; python3 -m virtualenv: ${second##*$'\n'}"
     exit 1
@@ -49,12 +49,12 @@ make() {
   : >"$dir/.whole" || fail "write $dir/.whole"
 }
 
-# python ARG... runs python3 with the login's environment. So it is the same python3 that a
-# command would find first.
+# python ARG... runs python3 with the login's environment. So it is the python3 that a
+# command would find.
 python() (become timeout -k 10 600 python3 "$@" </dev/null)
 
-# forget_old removes virtual environments that are more than 30 days old and whose run
-# has no other files left on this worker.
+# forget_old removes a virtual environment that is more than 30 days old if its run has no
+# other files on this worker.
 forget_old() {
   local file old
   while IFS= read -r -d '' file; do

@@ -11,8 +11,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A stand-in for a worker's python3: it notes its arguments and makes the files of a
-// virtual environment.
+// standInPython notes its arguments and makes the files of a virtual environment.
 const standInPython = `#!/bin/bash
 echo "$2 ${PYTHONHOME-none} $FOO" >>"$HOME/asked"
 for dir; do :; done
@@ -37,8 +36,8 @@ func (l *local) read(name string) string {
 	return string(text)
 }
 
-// The python3 of the login makes a virtual environment, once for each run and in the
-// login's environment. The programs in it come before the programs of the login.
+// The python3 of the login makes a virtual environment, once for each run, in the login's
+// environment. The programs in it come before the login's.
 func TestVenvIsMadeOnceAndComesFirst(t *testing.T) {
 	t.Parallel()
 	l := withPython(t, standInPython)
@@ -62,7 +61,7 @@ func TestVenvIsMadeOnceAndComesFirst(t *testing.T) {
 	}
 }
 
-// A virtual environment whose making was cut off, as by a reboot, is made anew.
+// A virtual environment that a reboot left incomplete is replaced.
 func TestHalfAVenvIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	l := withPython(t, standInPython)

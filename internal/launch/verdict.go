@@ -8,20 +8,19 @@ import (
 	"multihost/internal/remote"
 )
 
-// verdictLimit limits how long it may take to reach a worker. It also limits how long the
-// worker may then take to answer.
+// verdictLimit limits the time to reach a worker, and then the time of its answer.
 const verdictLimit = 10 * time.Second
 
-// KeepVerdict writes to the worker, in one line, how an ended attempt ended on all
-// workers. List returns it as Info.Verdict. KeepVerdict gives up a worker that it
-// cannot reach within 10 s.
+// KeepVerdict stores on the worker, in one line, how an ended attempt ended on all workers.
+// List returns it as Info.Verdict. KeepVerdict gives up a worker that it cannot reach
+// within 10 s.
 func KeepVerdict(ctx context.Context, r remote.Runner, ref Ref, text string) error {
 	return keep(ctx, r, ref, text)
 }
 
-// KeepSeen notes on the worker that a user has learned how an attempt has ended, and that
-// nobody needs its logs from there. List returns it as Info.Seen. KeepSeen gives up a
-// worker after the same time as KeepVerdict.
+// KeepSeen notes on the worker that a user knows how the attempt ended, and that nobody
+// needs its logs from there. List returns it as Info.Seen. KeepSeen gives up a worker that
+// it cannot reach within 10 s.
 func KeepSeen(ctx context.Context, r remote.Runner, ref Ref, by string) error {
 	return keep(ctx, r, ref, by, "seen")
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # verdict: RUN ATTEMPT TEXT [FILE]. Stores TEXT, which says how the attempt ended on all
-# workers. A worker does not know that by itself. FILE is the name of the file; default:
-# verdict.
+# workers, because a worker does not know that by itself. FILE is the name of the file,
+# verdict by default.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {
@@ -16,7 +16,7 @@ main() {
       return
       ;;
   esac
-  # Only the existence of the file "seen" counts. So half of its text does no harm.
+  # Only the existence of the file "seen" matters, so a part of its text is enough.
   if [[ $file == seen ]]; then
     printf '%s\n' "$3" >"$dir/seen" || fail "write $dir/seen"
   else

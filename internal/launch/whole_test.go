@@ -11,7 +11,7 @@ import (
 	"multihost/internal/remote"
 )
 
-// The connection breaks while the words of a command are on their way to the worker.
+// The connection breaks in the middle of the words of a command.
 func TestAPartOfACommandIsNotRun(t *testing.T) {
 	t.Parallel()
 	l := newLocal(t)

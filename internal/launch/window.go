@@ -7,36 +7,36 @@ import (
 )
 
 // An SSH channel of x/crypto lets the worker send 2 MiB that nobody has read yet, and no
-// option changes that. If the local disk is slow, 2048 workers that print would fill 4 GiB.
-// So the worker sends only as many bytes as follow asks for, and follow asks for more when
-// those are written.
+// option changes that. With a slow local disk, 2048 workers that print would fill 4 GiB of
+// memory. So the worker sends only as many bytes as follow asks for. Follow asks for more
+// when these are written.
 
-// A Window limits how many bytes the workers have sent that are not yet written. All the
-// Follow calls that share it count together.
+// A Window limits the bytes that workers have sent and that are not yet written, over all
+// Follow calls that share the Window.
 type Window struct {
 	base int64 // the share that each follower always has
 
 	mu   sync.Mutex
-	free int64 // bytes for followers that are far behind
+	free int64 // for followers that are far behind
 }
 
 // Sizes of a piece in bytes. A piece costs a round trip, and a few processes on the worker.
-// A piece larger than the channel's 2 MiB has no advantage.
+// A piece above the channel's 2 MiB has no advantage.
 const (
 	minPiece = 1 << 10
 	midPiece = 64 << 10
 	maxPiece = 2 << 20
 )
 
-// NewWindow returns a window of total bytes for that many followers. Each follower
-// always has a share of its own, at least 1 KiB, so that none waits for another. The
-// rest, usually half of the window or more, goes to workers that have much to send.
+// NewWindow returns a window of total bytes for this number of followers. Each follower
+// always has a share of its own, at least 1 KiB, so that none waits for another. The rest,
+// usually half of the window or more, goes to workers with much output.
 func NewWindow(total int64, followers int) *Window {
 	base := min(max(total/2/int64(max(followers, 1)), minPiece), midPiece)
 	return &Window{base: base, free: max(total-base*int64(followers), 0)}
 }
 
-// join returns a new follower of the window. A nil w gives the follower a window of its
+// join returns a new follower of the window. If w is nil, the follower gets a window of its
 // own.
 func (w *Window) join() *ration {
 	if w == nil {
@@ -45,7 +45,7 @@ func (w *Window) join() *ration {
 	return &ration{window: w}
 }
 
-// take returns how many of n bytes the caller may use. The caller returns them with put.
+// take returns how many of n bytes the caller may use. The caller gives them back with put.
 func (w *Window) take(n int64) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,18 +61,18 @@ func (w *Window) put(n int64) {
 }
 
 // A ration is one follower's part of a window. It asks for the next piece when the last one
-// is written and the worker has reported how large the log is. It asks for more than the
-// base only when the log already holds those bytes. They come at once, so a silent worker
-// never keeps a part of the shared window.
+// is written and the worker has reported the size of the log. It asks for more than the
+// base only if the log already has those bytes. They come at once, so a silent worker never
+// keeps a part of the shared window.
 type ration struct {
 	window *Window
 
 	mu     sync.Mutex
-	orders *orders // orders of the stream under way
+	orders *orders // orders of the present stream
 	offset int64   // written up to here
-	asked  int64   // bytes of the current piece that are not yet written
+	asked  int64   // bytes of the current piece that are still to be written
 	extra  int64   // bytes taken from the window for the current piece
-	told   bool    // the worker has reported the log's size since the piece was asked for
+	told   bool    // the worker has reported the log's size since the last piece was asked for
 	there  int64   // the size that the worker reported
 }
 
@@ -118,8 +118,8 @@ func (r *ration) next() {
 	r.orders.ask(n)
 }
 
-// orders is the standard input of follow.sh. It has numbers, one in each line. Writing to
-// it never blocks, because the goroutine that reads output writes to it.
+// orders is the standard input of follow.sh: numbers, one in each line. A write never
+// blocks, because the goroutine that reads output does it.
 type orders struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -140,7 +140,7 @@ func (o *orders) ask(n int64) {
 	o.cond.Signal()
 }
 
-// Close ends the input once follow.sh has read everything in it.
+// Close ends the input once follow.sh has read all of it.
 func (o *orders) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
