@@ -43,10 +43,10 @@ func (c *JumpClock) Waits() []time.Duration {
 	return slices.Clone(c.waits)
 }
 
-// In one real second, this many seconds pass on a FastClock.
+// A FastClock is this many times as fast as real time.
 const fastness = 100
 
-// A FastClock runs fast. It is for tests in which something real happens between pauses.
+// A FastClock is for tests in which something real happens between pauses.
 type FastClock struct{ start time.Time }
 
 // NewFastClock returns a clock that starts at the real time.

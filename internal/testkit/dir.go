@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// dirPatience is how long killed processes may continue to write.
+// dirPatience limits how long killed processes may continue to write.
 const dirPatience = time.Minute
 
-// SharedDir makes a directory for processes that may still run when the test ends. The
-// directory of t.TempDir is removed once. This directory is removed repeatedly until the
-// processes have stopped writing. So a file that appears during the removal does not fail
-// the test.
+// SharedDir makes a directory for processes that may outlive the test. t.TempDir is removed
+// once. SharedDir is removed repeatedly until the processes have stopped writing. So a new
+// file during the removal does not fail the test.
 func SharedDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "multihost-test-")

@@ -9,9 +9,8 @@ import (
 	"testing"
 )
 
-// TestEveryExportedErrorHasAKind finds exported errors for which the exit status would be a
-// guess. These are types with the method Error and without Fault, and variables Err… that
-// were not made by fault.New.
+// An exported error without a kind would have a guessed exit status: a type with the method
+// Error and without Fault, or a variable Err… that fault.New did not make.
 func TestEveryExportedErrorHasAKind(t *testing.T) {
 	for _, p := range packages(t) {
 		if !strings.HasPrefix(p.ImportPath, "multihost/internal/") || strings.HasPrefix(p.ImportPath, "multihost/internal/testkit") {
@@ -79,8 +78,7 @@ func receiver(d *ast.FuncDecl) string {
 	return ""
 }
 
-// madeWithoutKind returns those of the variables Err… that were made by errors.New or
-// fmt.Errorf.
+// madeWithoutKind returns the variables Err… that errors.New or fmt.Errorf made.
 func madeWithoutKind(v *ast.ValueSpec) (wrong []string) {
 	for i, name := range v.Names {
 		if !strings.HasPrefix(name.Name, "Err") || i >= len(v.Values) {

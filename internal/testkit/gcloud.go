@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// NeedGcloud returns the path of gcloud for the tests of `make test-all`. Without gcloud,
-// the test is skipped and does not fail, because no Debian package has gcloud.
+// NeedGcloud returns the path of gcloud for the tests of `make test-all`. Without gcloud it
+// skips the test instead of failing it, because no Debian package has gcloud.
 func NeedGcloud(t testing.TB) string {
 	t.Helper()
 	OnlyInAll(t, "the tests beside it that need no gcloud, of which one call takes 2 s of CPU")
@@ -25,8 +25,8 @@ func NeedGcloud(t testing.TB) string {
 	return file
 }
 
-// RunGcloud runs a shell command that begins with gcloud. The command must succeed. The
-// command has its own home. Its environment is env and PATH.
+// RunGcloud runs a shell command that begins with gcloud and must succeed. The command has
+// a home of its own. Its environment is env and PATH.
 func RunGcloud(t testing.TB, env map[string]string, command string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.Replace(command, "gcloud", NeedGcloud(t), 1))
@@ -43,15 +43,15 @@ func RunGcloud(t testing.TB, env map[string]string, command string) {
 type Difference struct{ field, ours, gcloud string }
 
 // Differ returns a Difference. An empty value means that the field is absent. The last
-// argument is the reason. It is only for readers of the code.
+// argument is the reason, for readers of the code.
 func Differ(field, ours, gcloud, _ string) Difference { return Difference{field, ours, gcloud} }
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// RequestFields returns all fields of a request to a simulator at endpoint. These are its
-// path, each query parameter as "query NAME", and each value of its JSON body by the path
-// of the value. Empty objects and lists count as values. It replaces values that differ
-// each time: UUIDs in queries, and the endpoint.
+// RequestFields returns all fields of a request to a simulator at endpoint: its path, each
+// query parameter as "query NAME", and each value of its JSON body by the value's path.
+// Empty objects and lists count as values. It replaces values that differ each time: UUIDs
+// in queries, and the endpoint.
 func RequestFields(t testing.TB, endpoint, target, body string) map[string]string {
 	t.Helper()
 	u, err := url.Parse(target)
@@ -95,8 +95,8 @@ func flatten(name string, v any, fields map[string]string) {
 	fields[name] = fmt.Sprint(v)
 }
 
-// CheckDifferences fails the test unless ours and gcloud differ exactly as listed. Both
-// come from RequestFields.
+// CheckDifferences fails the test unless ours and gcloud, both from RequestFields, differ
+// exactly as listed.
 func CheckDifferences(t testing.TB, listed []Difference, ours, gcloud map[string]string) {
 	t.Helper()
 	fields := maps.Clone(ours)

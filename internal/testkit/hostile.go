@@ -13,8 +13,8 @@ type HostileLogin struct{ Name, Lines string }
 // HostileTMOUT is the value of TMOUT in the hostile logins, in seconds.
 const HostileTMOUT = 1
 
-// HostileLogins returns one login with all settings. It also returns one for each setting
-// that another one would hide, or that has caused failures by itself.
+// HostileLogins returns one login with all settings, and one for each setting that another
+// one would hide, or that has caused failures alone.
 func HostileLogins() []HostileLogin {
 	const (
 		missing = "export LC_ALL=xx_XX.UTF-8\n"
@@ -35,8 +35,8 @@ func HostileLogins() []HostileLogin {
 }
 
 // EachLogin runs test for three logins: one without a start-up file, one that exports
-// everything, and one with only a decimal comma. The second one would hide the effect of
-// the decimal comma. The tests of package launch try single settings.
+// everything, and one with only a decimal comma, whose effect the second one would hide.
+// The tests of package launch try single settings.
 func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	Need(t, "localedef")
 	all := HostileLogins()
@@ -48,7 +48,7 @@ func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	}
 }
 
-// At prepares home for the login. LoginShell then starts with the login's lines.
+// At prepares home for the login: LoginShell then begins with l.Lines.
 func (l HostileLogin) At(t testing.TB, home string) {
 	t.Helper()
 	if l.Lines == "" {
@@ -59,8 +59,7 @@ func (l HostileLogin) At(t testing.TB, home string) {
 	Must(t, os.WriteFile(filepath.Join(home, loginShell), []byte("#!/bin/bash\n. "+rc+"\nbuiltin exec /bin/bash \"$@\"\n"), 0o755))
 }
 
-// LoginShell returns the program that replaces the login shell of the worker with this
-// home. If At was not called, it is bash.
+// LoginShell returns the login shell of the worker with this home. Without At, it is bash.
 func LoginShell(home string) string {
 	path := filepath.Join(home, loginShell)
 	if _, err := os.Stat(path); err != nil {
@@ -71,7 +70,7 @@ func LoginShell(home string) string {
 
 const loginShell = ".login-shell"
 
-// HostileLocale is bash code. It creates the locale "comma", which differs from C only in
+// HostileLocale is bash code that makes the locale "comma", which differs from C only in
 // its decimal comma.
 const HostileLocale = `if [ ! -e ~/.locales/comma/LC_NUMERIC ]; then
 	mkdir -p ~/.locales
@@ -83,8 +82,7 @@ fi
 `
 
 // hostileVariables sets variables that bash, coreutils, util-linux, procps, tar, gzip,
-// grep, perl, python, curl, glibc and ld.so read. It also sets names that our own scripts
-// use.
+// grep, perl, python, curl, glibc and ld.so read, and names that our scripts use.
 const hostileVariables = `export IFS=/ BASH_ENV=/nonexistent/rc ENV=/nonexistent/rc CDPATH=/ GLOBIGNORE='*' PS4='$(kill $$)' PROMPT_COMMAND=false FUNCNEST=4
 export EXECIGNORE='*nonsense*' SECONDS=5 RANDOM=5 EPOCHREALTIME=5 OPTIND=9 OPTERR=0 HOSTNAME=evil OSTYPE=evil SHELL=/bin/false TERM=nonsense HOSTTYPE=evil GROUPS=9 DIRSTACK=9
 set -o noglob

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// A pkg has what go list says about a package.
+// A pkg is go list's description of a package.
 type pkg struct {
 	ImportPath   string
 	Imports      []string
@@ -47,12 +47,12 @@ func among(patterns []string, name string) bool {
 	})
 }
 
-// TestImportRules checks the layers of docs/ARCHITECTURE.md. Each rule has a prefix. It
-// says which packages may import what the prefix names, and why.
+// The layers of docs/ARCHITECTURE.md. Each rule says which packages may import packages
+// with a prefix, and why.
 func TestImportRules(t *testing.T) {
 	rules := []struct {
-		prefix  string   // prefix of the import path
-		only    []string // packages below multihost/ that may import it; a/... means a and all below it
+		prefix  string   // of the import path
+		only    []string // packages below multihost/ that may import them; a/... means a and all below it
 		because string
 	}{
 		{"github.com/urfave/cli", []string{"cmd/multihost/...", "internal/cmdline", "internal/options"}, "flags are the commands' business"},
@@ -80,8 +80,7 @@ func TestImportRules(t *testing.T) {
 		{"html/template", nil, "with it the linker keeps every exported method, 8 MB"},
 		{"log", []string{"cmd/multihost"}, "logic emits events and prints nothing"},
 	}
-	// Pure packages import the standard library. Of our packages, they import only those
-	// that are listed here.
+	// Pure packages import only the standard library and these packages of ours.
 	pure := map[string][]string{
 		"internal/fault": nil, "internal/tpu": {"fault"}, "internal/event": {"fault"}, "internal/help": {"fault"},
 		"internal/gcloud":    {"fault"},
@@ -123,8 +122,8 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// TestOnlyTheQRCommandsKnowQueuedResources: in cmd/multihost, only two things import
-// package qr: the qr commands, and the code that makes the provider for all other commands.
+// In cmd/multihost, only two parts import package qr: the qr commands, and the code that
+// makes the provider for all other commands.
 func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	for _, p := range packages(t) {
 		if p.ImportPath != "multihost/cmd/multihost" {
@@ -138,9 +137,9 @@ func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	}
 }
 
-// TestOnlyMainTouchesTheProcess: only cmd/multihost uses exits, environment and standard
-// streams. A package gets everything as arguments. Test code may read from the environment
-// what must not be skipped.
+// Only cmd/multihost uses exits, the environment and standard streams. A package gets
+// everything as arguments. Tests may read from the environment which tests must not be
+// skipped.
 func TestOnlyMainTouchesTheProcess(t *testing.T) {
 	banned := []string{"os.Exit(", "os.Getenv(", "os.LookupEnv(", "os.Environ(", "os.Stdout", "os.Stderr", "os.Stdin", "fmt.Print(", "fmt.Printf(", "fmt.Println("}
 	for _, p := range packages(t) {

@@ -1,4 +1,4 @@
-// Package testkit has what the tests of several packages share.
+// Package testkit has code that the tests of several packages share.
 package testkit
 
 import (
@@ -8,14 +8,13 @@ import (
 	"time"
 )
 
-// leakPatience is how long goroutines may take to end after a test. It is long, so that a
-// slow machine does not fail a test. If all goroutines end, it costs nothing.
+// leakPatience limits how long goroutines may take to end after a test. It is long for slow
+// machines. If all goroutines end, it costs nothing.
 const leakPatience = time.Minute
 
-// NoLeaks fails t if a goroutine that the test has started still runs when the test ends.
-// It prints the stack of each. Call it first. Then it checks last, after the cleanups of
-// the test. A test that uses it cannot run in parallel with others, because it would report
-// their goroutines.
+// NoLeaks fails t if a goroutine of the test still runs when the test ends. It prints the
+// stack of each. Call it first, so that it checks last, after the test's cleanups. The test
+// cannot run in parallel with others, because NoLeaks would report their goroutines.
 func NoLeaks(t testing.TB) {
 	t.Helper()
 	before := goroutines()
@@ -26,8 +25,7 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// leaked returns the goroutines that are not in before and do not end within the time
-// patience.
+// leaked returns the goroutines that are not in before and do not end within patience.
 func leaked(before map[string]string, patience time.Duration) map[string]string {
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
@@ -49,13 +47,12 @@ func leaked(before map[string]string, patience time.Duration) map[string]string 
 	}
 }
 
-// goroutines returns the stacks of all goroutines by id, except the caller's and those of
-// the testing package.
+// goroutines returns the stacks of all goroutines by id, except the caller's and package
+// testing's.
 func goroutines() map[string]string {
 	stacks := make(map[string]string)
 	for i, stack := range strings.Split(allStacks(), "\n\n") {
 		id, _, ok := strings.Cut(strings.TrimPrefix(stack, "goroutine "), " ")
-		// The first goroutine is the caller's.
 		if !ok || i == 0 || ofTesting(stack) {
 			continue
 		}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Paths of the API of a LeaseCloud.
+// Paths of a LeaseCloud's API.
 const (
 	LeaseZone     = "/v2alpha1/projects/p/locations/z"
 	LeaseResource = LeaseZone + "/queuedResources/train"
@@ -18,48 +18,46 @@ const (
 // LeaseVMs is the zone of the groups of VMs.
 const LeaseVMs = "/compute/v1/projects/p/zones/z"
 
-// LeaseGroup is the path of a group of VMs. The group is the slice train-N.
+// LeaseGroup is the path of the group of VMs of the slice train-N.
 func LeaseGroup(n int) string { return fmt.Sprintf("%s/instanceGroupManagers/train-%d", LeaseVMs, n) }
 
-// A LeaseCloud is the part of Google Cloud that the watches of a job's lease use. It has
-// the metadata server of each worker, and the API with the queued resource LeaseResource.
-// Its methods are safe for concurrent use. While a watch lives, change a field only inside
-// Do.
+// A LeaseCloud is the part of Google Cloud that the watches of a job's lease use: the
+// metadata server of each worker, and the API with the queued resource LeaseResource. Its
+// methods are safe for concurrent use. While a watch runs, change a field only inside Do.
 type LeaseCloud struct {
 	mu      sync.Mutex
 	Label   string    // multihost-run of the resource
 	Terms   string    // terms in the metadata of the slices
-	Told    []string  // guest attribute of each worker; "" for none
+	Told    []string  // guest attribute of each worker; "": none
 	Asked   int       // calls for guest attributes
-	Deleted time.Time // when the resource, or the last of its groups, was deleted; zero: it exists
+	Deleted time.Time // when the resource or its last group was deleted; zero: it exists
 
-	// VMs is how many VMs a group has. If it is 0, the workers belong to the queued
-	// resource. The groups of VMs are LeaseGroup(0) and so on. Worker n is VM vm-n.
+	// VMs is the number of VMs in a group; 0: the workers belong to the queued resource.
+	// The groups are LeaseGroup(0) and so on. Worker n is VM vm-n.
 	VMs     int
-	States  []string        // state of the VM of each worker; "": RUNNING; NONE: it does not exist yet
-	Gone    map[string]bool // groups that were deleted
-	Foreign string          // path of a group that belongs to another run
+	States  []string        // state of each worker's VM; "": RUNNING; NONE: no VM yet
+	Gone    map[string]bool // deleted groups
+	Foreign string          // path of another run's group
 
-	// Refuse returns the status for a call that is refused. It returns 0 for a call that
-	// gets an answer, and -1 for one that gets none. A call is a method, a space and a
-	// path. The path of the metadata server begins after "instance/". If Refuse is nil, all
-	// calls get an answer.
+	// Refuse returns the status of a refused call, 0 for a call with an answer, and -1 for
+	// one without. A call is a method, a space and a path. The path of the metadata server
+	// begins after "instance/". If Refuse is nil, all calls get an answer.
 	Refuse func(call string) int
 }
 
-// NewLeaseCloud returns the cloud of the job train, with this number of workers.
+// NewLeaseCloud returns the cloud of the job train with this number of workers.
 func NewLeaseCloud(workers int) *LeaseCloud {
 	return &LeaseCloud{Label: "train", Told: make([]string, workers)}
 }
 
-// Do calls f at a time at which no call is being answered.
+// Do calls f while no call is being answered.
 func (c *LeaseCloud) Do(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f()
 }
 
-// Serve answers a call of a worker. If the call gets no answer, it returns false.
+// Serve answers a call of a worker, or returns false if there is no answer.
 func (c *LeaseCloud) Serve(w http.ResponseWriter, r *http.Request, worker int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,7 +99,6 @@ func (c *LeaseCloud) Serve(w http.ResponseWriter, r *http.Request, worker int) b
 	return true
 }
 
-// attributes returns the guest attributes of all workers.
 func (c *LeaseCloud) attributes() string {
 	all := make([]string, len(c.Told))
 	for i, value := range c.Told {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// A reader cannot keep more than this in mind: paths through a function, methods of a type,
+// A reader cannot have more than this in mind: paths through a function, methods of a type,
 // lines of Go in a package.
 const (
 	mostComplexity = 20
@@ -22,8 +22,8 @@ const (
 	mostLines      = 4000
 )
 
-// TestLimits checks how large a function, a type and a package may be. It reads the files
-// for all systems, not only those for this one.
+// The test limits the size of functions, types and packages. It reads the files for all
+// systems.
 func TestLimits(t *testing.T) {
 	m, err := measure("../..")
 	if err != nil {
@@ -38,12 +38,12 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// measure counts what is in the Go files below root that are not tests. The result is by
-// limit and by name. A name begins with the directory of the package. If each system has
-// its own version of a function, the most complex one counts.
+// measure counts in the Go files below root that are not tests. The result is by limit and
+// by name, which begins with the directory of the package. If a function has a version for
+// each system, the most complex one counts.
 func measure(root string) (map[string]map[string]int, error) {
 	lines, ways, methods := map[string]int{}, map[string]int{}, map[string]int{}
-	seen := map[string]bool{} // methods that are counted
+	seen := map[string]bool{} // counted methods
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -94,9 +94,8 @@ func ofProduct(pkg string) bool {
 	return strings.HasPrefix(pkg, "cmd/") || strings.HasPrefix(pkg, "internal/") && !strings.HasPrefix(pkg+"/", "internal/testkit/")
 }
 
-// complexity counts the paths through a function as gocyclo does: one, and one more for
-// each place at which the code branches. Function literals count as part of the function
-// around them.
+// complexity counts the paths through a function, like gocyclo: one, and one more for each
+// branch. Function literals are part of the function around them.
 func complexity(n ast.Node) int {
 	ways := 1
 	ast.Inspect(n, func(n ast.Node) bool {

@@ -1,5 +1,5 @@
-// Package browser opens pages in a real Chromium. It is for tests that check what people
-// see. It is separate from testkit, because most tests do not need it.
+// Package browser opens pages in a real Chromium, for tests of what people see. It is
+// separate from testkit, because most tests do not need it.
 package browser
 
 import (
@@ -24,7 +24,7 @@ import (
 
 var pictures = flag.String("pictures", "", "keep pictures of the pages that tests look at in this `directory`")
 
-// patience limits each single step. It is enough for a slow machine.
+// patience limits each step, even on a slow machine.
 const patience = 90 * time.Second
 
 // A Page is a tab. It is not safe for concurrent use.
@@ -37,7 +37,7 @@ type Page struct {
 	requests []string
 }
 
-// A View describes how a page is shown. The zero View is a light desktop.
+// A View says how a page is shown. The zero View is a light desktop.
 type View struct {
 	Width, Height int64
 	Dark          bool
@@ -49,14 +49,14 @@ type View struct {
 // Phone is the small screen of a phone.
 var Phone = View{Width: 360, Height: 740}
 
-// Open starts a Chromium with one tab. If Chromium is not installed, the test ends as it
-// does with testkit.Need. The browser ends with the test. If the page has logged an error
-// or a warning, or has thrown an exception, the test fails.
+// Open starts a Chromium with one tab. Without Chromium, the test ends as with
+// testkit.Need. The browser ends with the test. An error, a warning or an exception of the
+// page fails the test.
 func Open(t testing.TB) *Page {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(testkit.Need(t, "chromium")),
-		chromedp.NoSandbox, // root needs this, as in containers; the pages are our own
+		chromedp.NoSandbox, // for root, as in containers; the pages are our own
 		chromedp.Flag("disable-gpu", true),
 		chromedp.Flag("hide-scrollbars", true),
 		chromedp.WSURLReadTimeout(patience),
@@ -79,7 +79,7 @@ func Open(t testing.TB) *Page {
 	return p
 }
 
-// hear records the errors and the requests of the page.
+// hear records the page's errors and requests.
 func (p *Page) hear(e any) {
 	fault := ""
 	switch e := e.(type) {
@@ -204,14 +204,13 @@ func (p *Page) PictureOf(selector string) []byte {
 	return value(p, "take a picture of "+selector, chromedp.Screenshot(chromedp.CSS(selector)))
 }
 
-// PDF returns the page as it is printed.
+// PDF returns the printed page.
 func (p *Page) PDF() []byte {
 	p.t.Helper()
 	return value(p, "print", chromedp.PrintToPDF(chromedp.PDFPaper(chromedp.PaperA4)))
 }
 
-// Keep writes a picture of the page to the directory that -pictures names, if any, so that
-// a person can look at it.
+// Keep writes a picture of the page to the directory of -pictures, if any, for people.
 func (p *Page) Keep(name string) {
 	p.t.Helper()
 	if *pictures != "" {

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package builtagent has multihost-agent for the workers of tests. All tests that use the
-// same directory of source share it.
+// Package builtagent has multihost-agent for the workers of tests. All tests with the same
+// source directory share it.
 package builtagent
 
 import (
@@ -25,10 +25,9 @@ var built struct {
 }
 
 // Folder returns a folder for program.In with multihost-agent for this machine. source is
-// the directory of the source. The first call in a process builds the program. It waits for
-// other processes that are building it. Such a process leaves little work: Go compiles only
-// what has changed, and [build.Into] does not compress the same program again. Folder is
-// safe for concurrent use.
+// the source directory. The first call in a process builds the program, and waits for other
+// processes that build it. After them little is left to do: Go compiles only changes, and
+// [build.Into] compresses only a new program. Folder is safe for concurrent use.
 func Folder(source string) (string, error) {
 	built.once.Do(func() { built.folder, built.err = fill(source) })
 	return built.folder, built.err

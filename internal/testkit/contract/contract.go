@@ -1,6 +1,6 @@
 // Package contract tests what every kind of connection to a worker must do. The tests of
-// each implementation of remote.Conn run these tests. If a row differs between two kinds,
-// one of them has a fault.
+// each implementation of remote.Conn run its rows. If two kinds differ in a row, one of
+// them has a fault.
 package contract
 
 import (
@@ -20,18 +20,18 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A Target is a worker that can be reached by one kind of connection. Its login shell is
-// bash, and the home of the login is empty.
+// A Target is a worker and one kind of connection to it. Its login shell is bash, and the
+// home of the login is empty.
 type Target struct {
 	// Connect returns a new connection. readOnly is remote.Request.ReadOnly.
 	Connect func(t *testing.T, readOnly bool) remote.Conn
 
-	// ConnectCuttable returns a new connection and a function that breaks the network
-	// connection below it. The next command can connect again.
+	// ConnectCuttable returns a new connection and a function that breaks its network
+	// connection. The next command can connect again.
 	ConnectCuttable func(t *testing.T) (conn remote.Conn, cut func())
 
-	// NoSignals says that this kind of connection reports only exit codes. If a signal has
-	// ended a command, the connection then reports only the exit code.
+	// NoSignals says that this kind of connection reports only an exit code, even after a
+	// death by signal.
 	NoSignals bool
 }
 
@@ -79,7 +79,7 @@ func (c Command) Check(t *testing.T, conn remote.Conn) {
 }
 
 // Signals 32 and 33 belong to the C library, so a program can neither use nor reset them.
-// The program that runs the tests may have been started with one of these ignored.
+// The tests may have been started with one of them ignored.
 const signals = `grep -E '^Sig(Blk|Ign):' /proc/self/status | while read -r name mask; do
 	printf '%s %x\n' "$name" $((0x$mask & ~0x180000000))
 done`
@@ -145,7 +145,7 @@ func background(t *testing.T, c remote.Conn) (pid string, s remote.Session) {
 	return strings.TrimSpace(out.String()), s
 }
 
-// stillRuns checks that a process still runs, and ends it.
+// stillRuns checks that a process is running, and ends it.
 func stillRuns(t *testing.T, c remote.Conn, pid string) {
 	t.Helper()
 	if _, status := run(t, c, fmt.Sprintf("kill -0 %[1]s && kill -KILL %[1]s", pid)); status.Code != 0 {
@@ -231,7 +231,7 @@ var rows = []struct {
 		})
 		testkit.Must(t, err)
 		<-out.entered
-		// Another session of the connection is not delayed. It sees that the flood stops.
+		// Another session of the connection is not delayed. It sees the flood stop.
 		last := ""
 		testkit.Eventually(t, "the flood to stop", func() bool {
 			now, _ := run(t, c, "sleep 0.1; cat ~/written 2>/dev/null || echo 0")
@@ -270,7 +270,7 @@ var rows = []struct {
 		}
 	}},
 	{"many commands after each other", func(t *testing.T, _ Target, c remote.Conn) {
-		for range 30 { // three times MaxSessions of sshd, so each session must be freed when it ends
+		for range 30 { // three times MaxSessions of sshd, so the end of each session must free it
 			run(t, c, "true")
 		}
 	}},
@@ -322,7 +322,7 @@ var rows = []struct {
 		if since, silent := other.Silence(); !silent || since.IsZero() {
 			t.Errorf("after the cut: silent %t since %s", silent, since)
 		}
-		stillRuns(t, other, pid) // it connects anew
+		stillRuns(t, other, pid) // other connects again
 		if _, silent := other.Silence(); silent {
 			t.Error("a connection that was made anew is silent")
 		}

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// raw returns a configuration for requests whose answers are not objects.
+// raw returns a configuration for requests without objects in their answers.
 func raw(c *rest.Config) *rest.Config {
 	c = rest.CopyConfig(c)
 	gv := podsGVR.GroupVersion()
@@ -111,7 +111,7 @@ func applies(t *T) {
 	o, err = apply("two", `{"k": "x", "m": "y"}`, true)
 	testkit.Must(t, err)
 	t.data(o, map[string]any{"k": "x", "l": "w", "m": "y"})
-	o, err = apply("one", `{}`, false) // this gives up l; by now k belongs to two
+	o, err = apply("one", `{}`, false) // this gives up l; now k belongs to both
 	testkit.Must(t, err)
 	t.data(o, map[string]any{"k": "x", "m": "y"})
 	var managers []string

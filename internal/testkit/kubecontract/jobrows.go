@@ -48,9 +48,9 @@ func jobSetCompletes(t *T) {
 	}
 }
 
-// names: each pod finds the first pod by its name, as a training program does.
+// names: each pod finds the first pod by its name, like a training program.
 func names(t *T) {
-	if t.NoNames != "" { // the row runs where pods have names
+	if t.NoNames != "" { // this row runs where pods have names
 		t.Log(t.NoNames)
 		return
 	}
@@ -60,7 +60,7 @@ func names(t *T) {
 	}
 }
 
-// failure checks the condition of a JobSet that has failed.
+// failure checks the condition of a failed JobSet.
 func (t *T) failure(js *jobset.JobSet, restarts int32, reason, message string) {
 	t.Helper()
 	cond := js.Status.Conditions[len(js.Status.Conditions)-1]

@@ -1,8 +1,8 @@
-// Package kubecontract says what a GKE cluster does. It is a table of tests that need only
-// a client. The simulator's stand-in and the real engine pass the same rows.
+// Package kubecontract says what a GKE cluster does, as a table of tests that need only a
+// client. The simulator's cluster and the real engine pass the same rows.
 //
-// A row makes a namespace of its own. It deletes what it has made. Rows run one after
-// another, because they share two slices of four nodes.
+// A row makes a namespace of its own, and deletes it. Rows run one after another, because
+// they share two slices of four nodes.
 package kubecontract
 
 import (
@@ -30,35 +30,34 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A Cluster is the cluster on which the tests of the table run. It has two pools, w-np-0
-// and w-np-1, with four nodes each: gke-w-np-0-0 and so on. A node has 4 chips, the labels
-// AcceleratorLabel and TopologyLabel of a v5litepod-16, and GKE's taint. Pods run as
-// processes and can use bash. If the cluster cannot do something, that function is nil.
-// Rows that need it are skipped.
+// A Cluster is the cluster of the tests. It has two pools, w-np-0 and w-np-1, with four
+// nodes each: gke-w-np-0-0 and so on. A node has 4 chips, the labels AcceleratorLabel and
+// TopologyLabel of a v5litepod-16, and GKE's taint. Pods run as processes and can use bash.
+// A function that the cluster cannot do is nil, and rows that need it are skipped.
 type Cluster struct {
 	Config *rest.Config
 
-	// SetAway(true) takes the API away, so that connections end. SetAway(false) brings the
-	// API back.
+	// SetAway(true) takes the API away, so that connections end. SetAway(false) brings it
+	// back.
 	SetAway func(away bool) error
 
-	// Hold keeps deleted pods in Terminating if their name matches a pattern (path.Match).
-	// An empty pattern ends this.
+	// Hold keeps deleted pods whose name matches a pattern (path.Match) in Terminating. An
+	// empty pattern ends this.
 	Hold func(pattern string)
 
 	// Kill kills process 1 of a pod.
 	Kill func(namespace, pod string) error
 
-	NoNames string // why pods do not know each other by name; empty: they do
+	NoNames string // why pods do not know each other by name; "": they do
 }
 
-// Labels of the nodes of a slice, and the label with the name of the pool.
+// Labels of a slice's nodes, and the label with the pool's name.
 var (
 	SliceLabels = map[string]string{"cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice", "cloud.google.com/gke-tpu-topology": "4x4"}
 	PoolLabel   = "cloud.google.com/gke-nodepool"
 )
 
-// Run runs the rows of the table. If only has names, it runs only these rows.
+// Run runs the rows of the table, or only the rows in only if there are any.
 func Run(t *testing.T, c Cluster, only ...string) {
 	client, err := dynamic.NewForConfig(c.Config)
 	testkit.Must(t, err)
@@ -74,7 +73,6 @@ func Run(t *testing.T, c Cluster, only ...string) {
 	}
 }
 
-// rows is the table.
 var rows = []struct {
 	name string
 	run  func(*T)
@@ -142,7 +140,7 @@ func (t *T) in(r schema.GroupVersionResource) dynamic.ResourceInterface {
 	return t.client.Resource(r).Namespace(t.ns)
 }
 
-// namespace makes the namespace of the row. It deletes the namespace at the end.
+// namespace makes the namespace of the row, and deletes it at the end.
 func (t *T) namespace() {
 	t.Helper()
 	all := t.client.Resource(gvr("", "v1", "namespaces"))
@@ -175,7 +173,7 @@ func (t *T) create(r schema.GroupVersionResource, text string) *unstructured.Uns
 	return o
 }
 
-// createf does what create does. It first formats the text.
+// createf is create with a formatted text.
 func (t *T) createf(r schema.GroupVersionResource, format string, args ...any) {
 	t.Helper()
 	t.create(r, fmt.Sprintf(format, args...))
@@ -209,7 +207,7 @@ func (t *T) pods(name string) (all []*corev1.Pod) {
 	return all
 }
 
-// shell makes a pod that runs a script. It waits until the pod has a phase.
+// shell makes a pod that runs a script, and waits until the pod has a phase.
 func (t *T) shell(name, script string, phase corev1.PodPhase) *corev1.Pod {
 	t.Helper()
 	t.createf(podsGVR, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": %q}, "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5,
@@ -254,7 +252,7 @@ func (t *T) log(ctx context.Context, pod string, options string) (io.ReadCloser,
 	return r.Stream(ctx)
 }
 
-// logText returns what a pod has written so far.
+// logText returns the log of a pod so far.
 func (t *T) logText(pod, options string) string {
 	t.Helper()
 	r, err := t.log(t.Context(), pod, options)
@@ -266,8 +264,8 @@ func (t *T) logText(pod, options string) string {
 	return b.String()
 }
 
-// jobSet applies a JobSet in XPK's form. more is JSON for its metadata and begins with a
-// comma. spec is JSON for its specification and also begins with a comma.
+// jobSet applies a JobSet in XPK's form. more is JSON for its metadata, and spec for its
+// specification. Both begin with a comma.
 func (t *T) jobSet(name string, slices int, script, more, spec, pod string) {
 	t.Helper()
 	o := t.object(fmt.Sprintf(`{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
@@ -283,7 +281,7 @@ func (t *T) jobSet(name string, slices int, script, more, spec, pod string) {
 	testkit.Must(t, err)
 }
 
-// ended waits until a JobSet has ended. It returns the JobSet.
+// ended waits until a JobSet has ended, and returns it.
 func (t *T) ended(name string) *jobset.JobSet {
 	t.Helper()
 	var js *jobset.JobSet

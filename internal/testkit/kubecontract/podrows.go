@@ -43,7 +43,7 @@ func execs(t *T) {
 		t.Errorf("error of a pod that is missing: %v", err)
 	}
 
-	// Processes that an exec leaves behind continue to run.
+	// Processes that an exec leaves behind continue.
 	testkit.Must(t, t.exec("p", remotecommand.StreamOptions{Stdout: &out}, "bash", "-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo $! >$HOME/pid"))
 	testkit.Must(t, t.exec("p", remotecommand.StreamOptions{Stdout: &out}, "bash", "-c", "kill -0 $(cat $HOME/pid)"))
 }
@@ -110,7 +110,7 @@ func logs(t *T) {
 }
 
 // logsOverOutage follows a log while the API goes away and comes back. It joins the parts
-// by their times, as a client must.
+// by their times, like a client.
 func logsOverOutage(t *T) {
 	if t.SetAway == nil {
 		t.Skip("the API cannot be taken away")

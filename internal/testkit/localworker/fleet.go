@@ -14,10 +14,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Fleet has the workers of slices, by the name of the slice.
+// A Fleet has the workers of slices, by the slice's name.
 type Fleet map[string][]*Worker
 
-// Slice makes a slice that is ready, with its workers.
+// Slice makes a ready slice with its workers.
 func (f Fleet) Slice(t testing.TB, name string, workers int) tpu.Slice {
 	t.Helper()
 	for range workers {
@@ -36,7 +36,6 @@ func (f Fleet) Dialer() *Dialer {
 	}}
 }
 
-// Start starts a command on the worker.
 func (w *Worker) Start(t testing.TB, spec launch.Spec) {
 	t.Helper()
 	c := w.Connect("worker", false, time.Minute)
@@ -47,7 +46,7 @@ func (w *Worker) Start(t testing.TB, spec launch.Spec) {
 	testkit.Must(t, err)
 }
 
-// UntilAllowed is a line of a script. It waits for Allow.
+// UntilAllowed is a line of a script that waits for Allow.
 const UntilAllowed = "until [ -e ~/go ]; do sleep 0.02; done\n"
 
 // Allow lets the scripts of the worker continue.

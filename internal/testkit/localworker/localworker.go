@@ -19,15 +19,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Worker is the place where the processes run. Set its fields before the first use. Its
-// methods are safe for concurrent use.
+// A Worker has processes on this machine. Set its fields before the first use. Its methods
+// are safe for concurrent use.
 type Worker struct {
 	User string
 	Home string
 	Env  []string
 
 	mu     sync.Mutex
-	away   chan struct{} // closed when the worker is back; nil: the worker has not left
+	away   chan struct{} // closed when the worker returns; nil: the worker has not left
 	conns  map[*Conn]bool
 	reaped sync.WaitGroup // processes
 }
@@ -49,7 +49,7 @@ func (w *Worker) Leave() {
 	w.Cut()
 }
 
-// Return ends what Leave has begun.
+// Return lets connections work again after Leave.
 func (w *Worker) Return() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,11 +57,11 @@ func (w *Worker) Return() {
 	w.away = nil
 }
 
-// Wait returns when all processes that connections have started have ended.
+// Wait returns when all processes of connections have ended.
 func (w *Worker) Wait() { w.reaped.Wait() }
 
-// Connect returns a connection to the worker. name is the name of the worker. retryFor is
-// how long the connection waits for a worker that has left.
+// Connect returns a connection to the worker. name is the worker's name. retryFor is how
+// long the connection waits for a worker that has left.
 func (w *Worker) Connect(name string, readOnly bool, retryFor time.Duration) *Conn {
 	c := &Conn{worker: w, retryFor: retryFor, heard: time.Now(), sessions: map[*session]bool{}}
 	c.Shell = remote.NewShell(remote.ShellConfig{
@@ -133,7 +133,7 @@ func (c *Conn) fail(stage remote.Stage, err error) error {
 	return &remote.ConnectError{Host: c.Name(), User: c.User(), Stage: stage, Err: err}
 }
 
-// If the worker has left, reach waits for it.
+// reach waits for a worker that has left.
 func (c *Conn) reach(ctx context.Context) error {
 	c.worker.mu.Lock()
 	away := c.worker.away
@@ -153,7 +153,7 @@ func (c *Conn) reach(ctx context.Context) error {
 	}
 }
 
-// start is the function with which remote.Shell starts command lines.
+// start starts command lines for remote.Shell.
 func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	switch {
 	case ctx.Err() != nil:
@@ -180,7 +180,7 @@ func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error
 	return s, nil
 }
 
-// process starts the command line as sshd does: in a session of its own, with three pipes.
+// process starts the command line like sshd: in a session of its own, with three pipes.
 func (c *Conn) process(line string) (p *exec.Cmd, ours [3]*os.File, err error) {
 	var theirs [3]*os.File
 	defer func() {
@@ -245,7 +245,6 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 	return dialed, nil
 }
 
-// statusOf returns how a process has ended.
 func statusOf(state *os.ProcessState) remote.Status {
 	status := state.Sys().(syscall.WaitStatus)
 	if status.Signaled() {

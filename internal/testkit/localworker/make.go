@@ -12,12 +12,12 @@ import (
 )
 
 // Make returns a worker for this test. It has a home and a root of its own, so our scripts
-// see no process, lock or file of this machine. Processes that still run there when the
-// test ends are killed.
+// see no process, lock or file of this machine. The end of the test kills the processes
+// that still run there.
 func Make(t testing.TB) *Worker {
 	t.Helper()
 	testkit.Need(t, "ps")
-	root, err := os.MkdirTemp("", "mh") // the path must be short, because it is part of the names of FIFOs
+	root, err := os.MkdirTemp("", "mh") // short, because it is part of the names of FIFOs
 	testkit.Must(t, err)
 	home := filepath.Join(root, "home")
 	for _, dir := range []string{"home", "tmp", "dev/vfio", "sys", "proc/sys/kernel/random"} {
