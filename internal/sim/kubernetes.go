@@ -33,7 +33,7 @@ func (k *kubernetes) Open(cluster string) (address string, ca []byte, err error)
 	if err != nil {
 		return "", nil, err
 	}
-	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: programs, Backend: k.backend, Token: func(string) bool { return true }})
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: programs, Backend: k.backend, Bare: true, Token: func(string) bool { return true }})
 	if err != nil {
 		return "", nil, err
 	}

@@ -76,7 +76,7 @@ func (s objects) discover(w http.ResponseWriter, r *http.Request) bool {
 // groups returns the groups with their versions. The preferred version comes first.
 func (s objects) groups() []metav1.APIGroup {
 	var groups []metav1.APIGroup
-	for _, k := range s.store.Kinds() {
+	for _, k := range s.store.Served() {
 		i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == k.Group })
 		if i < 0 {
 			i = len(groups)
@@ -96,7 +96,7 @@ func (s objects) groups() []metav1.APIGroup {
 
 // of returns the kinds that a version of a group has.
 func (s objects) of(group, version string) []*store.Kind {
-	return slices.DeleteFunc(s.store.Kinds(), func(k *store.Kind) bool { return k.Group != group || !k.Serves(version) })
+	return slices.DeleteFunc(s.store.Served(), func(k *store.Kind) bool { return k.Group != group || !k.Serves(version) })
 }
 
 func (s objects) resources(w http.ResponseWriter, group, version string) bool {

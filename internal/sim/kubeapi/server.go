@@ -46,6 +46,9 @@ type Config struct {
 	// process backend of its own.
 	Backend worker.Backend
 
+	// Bare says that nobody has installed JobSet and Kueue in the cluster yet.
+	Bare bool
+
 	// Images may have programs that this machine lacks. Programs has the files of such
 	// programs, by the name of the program.
 	Programs map[string]string
@@ -93,6 +96,9 @@ func newServer(cfg Config) (*Server, error) {
 	st, err := store.New(cfg.Now, control.Admit)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Bare {
+		st.Bare()
 	}
 	ca, err := newAuthority(cfg.Now())
 	if err != nil {

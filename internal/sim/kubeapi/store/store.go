@@ -50,6 +50,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	kinds   []*Kind
+	bare    bool
 	version uint64
 	objects map[*Kind]map[string]*Object // by namespace/name
 	lost    map[string]bool              // nodes that were deleted
@@ -102,10 +103,27 @@ func (s *Store) Kinds() []*Kind {
 	return slices.Clone(s.kinds)
 }
 
+// Served returns the kinds of which the API takes objects. After Bare these have JobSet and
+// Kueue only when their definitions exist.
+func (s *Store) Served() []*Kind {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.kinds), func(k *Kind) bool {
+		return s.bare && (k.Group == JobSets.Group || k.Group == Workloads.Group) && s.objects[CRDs][keyOf("", k.Plural+"."+k.Group)] == nil
+	})
+}
+
+// Bare makes the cluster one in which nobody has installed JobSet and Kueue yet.
+func (s *Store) Bare() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bare = true
+}
+
 // Find returns the kind with this group, version and plural name. It returns nil if there
 // is none.
 func (s *Store) Find(group, version, plural string) *Kind {
-	for _, k := range s.Kinds() {
+	for _, k := range s.Served() {
 		if k.Group == group && k.Plural == plural && k.Serves(version) {
 			return k
 		}
