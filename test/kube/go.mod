@@ -14,15 +14,14 @@ require k8s.io/apimachinery v0.35.4
 
 require k8s.io/client-go v0.35.4
 
-require sigs.k8s.io/jobset v0.11.1
+require sigs.k8s.io/jobset v0.11.1 // indirect
 
-require sigs.k8s.io/kueue v0.17.0
+require sigs.k8s.io/kueue v0.17.0 // indirect
 
 require (
 	golang.org/x/sync v0.25.0
 	k8s.io/kubelet v0.35.4
 	k8s.io/utils v0.0.0-20260210185600-b8788abfbbc2
-	sigs.k8s.io/yaml v1.6.0
 )
 
 require (
@@ -53,6 +52,7 @@ require (
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
 	github.com/mxk/go-flowrate v0.0.0-20140419014527-cca7078d478f // indirect
+	github.com/spf13/pflag v1.0.10 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v2 v2.4.3 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
@@ -71,4 +71,5 @@ require (
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.3.2 // indirect
+	sigs.k8s.io/yaml v1.6.0 // indirect
 )

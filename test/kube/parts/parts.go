@@ -29,11 +29,12 @@ type Part struct {
 	Version  string
 	Packages []string          // with the programs; empty: the module's own
 	Set      map[string]string // variables of packages that the linker sets
-	Edits    []Edit
+	Edit     Edit
 }
 
-// An Edit replaces a text of a source file of the module before the build.
-type Edit struct{ File, Old, New string }
+// An Edit replaces a text of the main package of the last program before the build. Without
+// Old it does nothing.
+type Edit struct{ Old, New string }
 
 const componentVersion = "k8s.io/component-base/version."
 
@@ -42,11 +43,12 @@ func All() []Part {
 	return []Part{
 		{Name: "etcd", Module: "go.etcd.io/etcd/server/v3", Version: "v3.6.16"},
 		{Name: "jobset", Module: "sigs.k8s.io/jobset", Version: "v0.11.1"},
-		{Name: "kueue", Module: "sigs.k8s.io/kueue", Version: "v0.17.0", Packages: []string{"cmd/kueue"}, Edits: []Edit{
+		{
+			Name: "kueue", Module: "sigs.k8s.io/kueue", Version: "v0.17.0", Packages: []string{"cmd/kueue"},
 			// Kueue reads this certificate even if it serves no metrics. Only root can make
 			// files there.
-			{File: "cmd/kueue/main.go", Old: `"/etc/kueue/metrics/certs"`, New: `os.Getenv("KUEUE_METRICS_CERTS")`},
-		}},
+			Edit: Edit{Old: `"/etc/kueue/metrics/certs"`, New: `os.Getenv("KUEUE_METRICS_CERTS")`},
+		},
 		{
 			Name: "kubernetes", Module: "k8s.io/kubernetes", Version: "v1.35.4",
 			Packages: []string{"cmd/kube-apiserver", "cmd/kube-controller-manager", "cmd/kube-scheduler"},
@@ -110,7 +112,7 @@ func (p Part) directory(goVersion string) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	for _, text := range [][]byte{mod, sum, []byte(strings.Join(p.flags(), "\n")), fmt.Appendf(nil, "%q", p.Edits), []byte(goVersion + " " + runtime.GOARCH)} {
+	for _, text := range [][]byte{mod, sum, []byte(strings.Join(p.flags(), "\n")), fmt.Appendf(nil, "%q", p.Edit), []byte(goVersion + " " + runtime.GOARCH)} {
 		fmt.Fprintf(h, "%d\n%s\n", len(text), text)
 	}
 	return fmt.Sprintf("%s-%s-%.6x", p.Name, p.Version, h.Sum(nil)), nil
@@ -195,22 +197,56 @@ func (b Builder) build(ctx context.Context, p Part, dir string) error {
 	if len(p.Packages) == 0 {
 		out = filepath.Join(out, p.Name)
 	}
-	if len(p.Edits) > 0 {
-		overlay, err := b.overlay(ctx, p, work)
-		if err != nil {
+	packages := p.packages()
+	if p.Edit.Old != "" {
+		if err := b.edit(ctx, p, filepath.Join(work, p.Name)); err != nil {
 			return err
 		}
-		args = append(args, "-overlay", overlay)
+		packages[len(packages)-1] = "./" + p.Name
 	}
-	cmd := exec.CommandContext(ctx, "go", append(append(args, "-o", out), p.packages()...)...)
+	cmd := exec.CommandContext(ctx, "go", append(append(args, "-o", out), packages...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = work, b.Log, b.Log, environment()
 	start := time.Now()
 	if err := cmd.Run(); err != nil {
 		return err
 	}
-	s := cmd.ProcessState
-	fmt.Fprintf(b.Log, "built %s in %.0f s, %.0f s of CPU:%s\n", p.Name, time.Since(start).Seconds(), (s.UserTime() + s.SystemTime()).Seconds(), sizes(filepath.Join(work, "out")))
+	took := Took{Wall: time.Since(start).Seconds(), CPU: (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()}
+	fmt.Fprintf(b.Log, "built %s in %.0f s, %.0f s of CPU:%s\n", p.Name, took.Wall, took.CPU, sizes(filepath.Join(work, "out")))
+	text, err := json.Marshal(took)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(work, "out", tookFile), text, 0o644); err != nil {
+		return err
+	}
 	return os.Rename(filepath.Join(work, "out"), dir)
+}
+
+// Took is how many seconds a build has taken.
+type Took struct{ Wall, CPU float64 }
+
+const tookFile = "took.json" // beside the programs
+
+// TookOf returns how long the builds of programs have taken together.
+func TookOf(programs map[string]string) (sum Took, err error) {
+	seen := map[string]bool{}
+	for _, file := range programs {
+		dir := filepath.Dir(file)
+		if seen[dir] {
+			continue
+		}
+		seen[dir] = true
+		text, err := os.ReadFile(filepath.Join(dir, tookFile))
+		if err != nil {
+			return sum, err
+		}
+		var took Took
+		if err := json.Unmarshal(text, &took); err != nil {
+			return sum, err
+		}
+		sum.Wall, sum.CPU = sum.Wall+took.Wall, sum.CPU+took.CPU
+	}
+	return sum, nil
 }
 
 // environment returns the environment of go. The user's settings must not change what is
@@ -219,40 +255,37 @@ func environment() []string {
 	return append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 }
 
-// overlay makes the edits of a part. It returns the file for the flag -overlay of go build.
-func (b Builder) overlay(ctx context.Context, p Part, work string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", p.Module)
-	cmd.Dir, cmd.Stderr, cmd.Env = work, b.Log, environment()
-	out, err := cmd.Output()
+// edit copies the package of the last program to a directory and makes the edit there.
+func (b Builder) edit(ctx context.Context, p Part, to string) error {
+	packages := p.packages()
+	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", packages[len(packages)-1])
+	cmd.Dir, cmd.Stderr, cmd.Env = filepath.Dir(to), b.Log, environment()
+	dir, err := cmd.Output()
 	if err != nil {
-		return "", err
+		return err
 	}
-	var module struct{ Dir string }
-	if err := json.Unmarshal(out, &module); err != nil {
-		return "", err
+	sources, err := filepath.Glob(filepath.Join(string(bytes.TrimSpace(dir)), "*.go"))
+	if err != nil {
+		return err
 	}
-	replace := map[string]string{}
-	for i, e := range p.Edits {
-		original := filepath.Join(module.Dir, filepath.FromSlash(e.File))
-		text, err := os.ReadFile(original)
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	edits := 0
+	for _, file := range sources {
+		text, err := os.ReadFile(file)
 		if err != nil {
-			return "", err
+			return err
 		}
-		if n := bytes.Count(text, []byte(e.Old)); n != 1 {
-			return "", fmt.Errorf("edit %s: it has %s %d times", e.File, e.Old, n)
+		edits += bytes.Count(text, []byte(p.Edit.Old))
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), bytes.ReplaceAll(text, []byte(p.Edit.Old), []byte(p.Edit.New)), 0o644); err != nil {
+			return err
 		}
-		edited := filepath.Join(work, fmt.Sprintf("edit-%d.go", i))
-		if err := os.WriteFile(edited, bytes.Replace(text, []byte(e.Old), []byte(e.New), 1), 0o644); err != nil {
-			return "", err
-		}
-		replace[original] = edited
 	}
-	text, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", err
+	if edits != 1 {
+		return fmt.Errorf("edit %s: it has %s %d times", p.Module, p.Edit.Old, edits)
 	}
-	file := filepath.Join(work, "overlay.json")
-	return file, os.WriteFile(file, text, 0o644)
+	return nil
 }
 
 // sizes returns the names and sizes of the files of a directory.

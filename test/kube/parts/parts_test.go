@@ -27,7 +27,7 @@ func TestDirectories(t *testing.T) {
 		name(p, "go1.26.9")
 		p.Set = map[string]string{componentVersion + "gitMinor": "1"}
 		name(p, "go1.26.8")
-		p.Edits = []Edit{{File: "main.go", Old: "a", New: "b"}}
+		p.Edit = Edit{Old: "a", New: "b"}
 		name(p, "go1.26.8")
 	}
 }
