@@ -24,12 +24,17 @@ func clusterCommand() *cli.Command {
 
 // endsWith completes a command that can end with errors of these kinds.
 func endsWith(c cli.Command, kinds ...fault.Kind) *cli.Command {
+	return command(c, statusesOf(kinds)...)
+}
+
+// statusesOf returns the exit statuses for success and for errors of these kinds, in order.
+func statusesOf(kinds []fault.Kind) []int {
 	ends := []int{exitOK}
 	for _, k := range kinds {
 		ends = append(ends, statuses[k])
 	}
 	slices.Sort(ends)
-	return command(c, ends...)
+	return ends
 }
 
 func clusterCall(s *session, c *call) *clustercmd.Call {

@@ -12,17 +12,10 @@ import (
 
 func workloadCommand() *cli.Command {
 	return workloadcmd.Command(workloadcmd.Kit{
-		Group: group,
-		Command: func(c cli.Command, follows bool, kinds ...fault.Kind) *cli.Command {
-			ends := []int{exitOK}
-			for _, k := range kinds {
-				ends = append(ends, statuses[k])
-			}
-			slices.Sort(ends)
-			if follows {
-				ends = slices.Insert(append(ends, exitHangup, exitInterrupt, exitTerminate), 1, statusOfCommand)
-			}
-			return command(c, ends...)
+		Group:   group,
+		Command: endsWith,
+		Follower: func(c cli.Command, kinds ...fault.Kind) *cli.Command {
+			return command(c, slices.Insert(append(statusesOf(kinds), exitHangup, exitInterrupt, exitTerminate), 1, statusOfCommand)...)
 		},
 		Act: func(f func(*workloadcmd.Call) error) cli.ActionFunc {
 			return withSession(func(s *session, c *call) error {

@@ -78,6 +78,8 @@ type Workload struct {
 	Base       bool   // Spec.Image gets the files of Dir
 	Dir        string // --script-dir
 	Repository string // for the image; "": the default; ImageAsIs: the image stays as it is
+
+	NamedQueue, NamedPriority bool // the user chose them; otherwise they are defaults, which a cluster may lack
 }
 
 // WorkloadOf reads the flags of WorkloadFlags, without those of the cluster.
@@ -87,7 +89,7 @@ func WorkloadOf(c *Call, m Machine) Workload {
 		Queue: c.String("queue"), Priority: c.String("priority"), MaxRestarts: c.Int("max-restarts"),
 		TTL: c.Int("ttl-seconds-after-finished"), Grace: c.Int("termination-grace-period-seconds"),
 	}
-	w := Workload{Repository: c.String("image-repository")}
+	w := Workload{Repository: c.String("image-repository"), NamedQueue: c.IsSet("queue"), NamedPriority: c.IsSet("priority")}
 	w.readImage(c, &s)
 	readWorkloadType(c, &s)
 	readWorkloadLists(c, &s)

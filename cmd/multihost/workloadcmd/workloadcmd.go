@@ -12,8 +12,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	agentprogram "multihost/internal/agent/program"
 	"multihost/internal/access"
+	agentprogram "multihost/internal/agent/program"
 	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/fault"
@@ -29,11 +29,12 @@ import (
 
 // A Kit is what the program gives to the commands.
 type Kit struct {
-	// Command completes a command: it adds the kinds of errors with which it can end. follows
-	// is whether it ends with the exit status of the user's command.
-	Command func(c cli.Command, follows bool, kinds ...fault.Kind) *cli.Command
-	Group   func(cli.Command) *cli.Command
-	Act     func(func(*Call) error) cli.ActionFunc
+	// Command completes a command: it adds the kinds of errors with which it can end.
+	// Follower is Command for one that can end with the exit status of the user's command,
+	// or by a signal.
+	Command, Follower func(cli.Command, ...fault.Kind) *cli.Command
+	Group             func(cli.Command) *cli.Command
+	Act               func(func(*Call) error) cli.ActionFunc
 }
 
 // A Call is one command line about workloads.
@@ -68,8 +69,9 @@ var onCluster = []fault.Kind{fault.Usage, fault.Unavailable, fault.Permission, f
 // InKubeconfig reports whether the command needs no project.
 func (c *Call) InKubeconfig() bool { return options.InKubeconfig(c.Line) }
 
-// open returns the cluster that the flags name. The caller closes its client.
-func (c *Call) open(k options.KubeChoice) (*workloads.Cluster, error) {
+// Open returns the cluster that the flags name. The caller closes its client. The command
+// line must be sound.
+func (c *Call) Open(k options.KubeChoice) (*workloads.Cluster, error) {
 	cfg := k.Config
 	cfg.UserAgent, cfg.Sink = c.UserAgent, c.Sink
 	if k.Cluster != "" {
@@ -92,7 +94,7 @@ func (c *Call) on(do func(*workloads.Cluster) error) error {
 	if err := c.Ready(); err != nil {
 		return err
 	}
-	cluster, err := c.open(k)
+	cluster, err := c.Open(k)
 	if err != nil {
 		return err
 	}
@@ -101,7 +103,7 @@ func (c *Call) on(do func(*workloads.Cluster) error) error {
 }
 
 func (k Kit) create() *cli.Command {
-	return k.Command(cli.Command{
+	return k.Follower(cli.Command{
 		Name:      "create",
 		Usage:     "make a workload and follow it to its end",
 		ArgsUsage: "[NAME]",
@@ -119,44 +121,56 @@ If you press Ctrl-C, the workload goes on, and multihost says how to read its
 output and how to delete it. Names, labels and queue are those of XPK.`,
 		Flags:  options.WorkloadFlags(),
 		Action: k.Act(create),
-	}, true, append(slices.Clone(onCluster[:4]), fault.IO, fault.Temporary)...)
+	}, append(slices.Clone(onCluster[:4]), fault.IO, fault.Temporary)...)
 }
 
 func create(c *Call) error {
 	o := options.WorkloadOf(c.Call, c.Machine)
-	if c.Cloud == nil && o.Repository == "" && !c.DryRun {
-		c.Refuse(&cmdline.UsageError{Err: errors.New("which repository gets the image? --image-repository is missing"), Advice: "add --image-repository=REGISTRY/NAME, or --project for gcr.io/PROJECT/USER-runner"}, "image-repository")
-	}
+	c.RefuseRepository(o)
 	return c.on(func(cluster *workloads.Cluster) error {
 		if c.Bool("confirm") && !c.DryRun {
 			if err := c.Confirm(c.Context, "make workload "+o.Spec.Name+"?"); err != nil {
 				return err
 			}
 		}
-		o.Spec.Labels = map[string]string{provision.LabelUser: provision.LabelValue(c.Machine.User)}
-		r := workloads.Request{Spec: o.Spec, NamedQueue: c.IsSet("queue"), NamedPriority: c.IsSet("priority"), ID: rand.Text(), DryRun: c.DryRun}
-		if o.Repository != options.ImageAsIs {
-			r.Image = func(ctx context.Context) (string, error) { return c.push(ctx, o) }
-		}
-		js, err := cluster.Create(c.Context, r)
-		if err != nil {
-			return err
-		}
-		if c.DryRun {
-			p, err := planOf(js, o.Spec, js.Namespace)
-			if err == nil {
-				c.View.Emit(event.Result{Name: "workload_plan", Text: p.String(), Data: p})
-			}
-			return err
-		}
-		later := "multihost workload logs " + js.Name + " --follow " + cluster.Flags + "\ndelete it with: multihost workload delete " + js.Name + " " + cluster.Flags
-		if c.Bool("detach") {
-			event.Notef(c.Sink, event.Info, later, "workload %s is made", js.Name)
-			return nil
-		}
-		event.Notef(c.Sink, event.Info, "", "workload %s is made", js.Name)
-		return c.follow(cluster, js.Name, later)
+		return c.Submit(cluster, o, !c.Bool("detach"))
 	})
+}
+
+// RefuseRepository refuses a workload whose image has no repository to go to.
+func (c *Call) RefuseRepository(o options.Workload) {
+	if c.Cloud == nil && o.Repository == "" && !c.DryRun {
+		c.Refuse(&cmdline.UsageError{Err: errors.New("which repository gets the image? --image-repository is missing"), Advice: "add --image-repository=REGISTRY/NAME, or --project for gcr.io/PROJECT/USER-runner"}, "image-repository")
+	}
+}
+
+// Submit makes a workload. With follow, it then shows the output to the end, and returns an
+// error with the exit status of the command unless that is 0. A dry run shows what Submit
+// would make.
+func (c *Call) Submit(cluster *workloads.Cluster, o options.Workload, follow bool) error {
+	o.Spec.Labels = map[string]string{provision.LabelUser: provision.LabelValue(c.Machine.User)}
+	r := workloads.Request{Spec: o.Spec, NamedQueue: o.NamedQueue, NamedPriority: o.NamedPriority, ID: rand.Text(), DryRun: c.DryRun}
+	if o.Repository != options.ImageAsIs {
+		r.Image = func(ctx context.Context) (string, error) { return c.push(ctx, o) }
+	}
+	js, err := cluster.Create(c.Context, r)
+	if err != nil {
+		return err
+	}
+	if c.DryRun {
+		p, err := planOf(js, o.Spec, js.Namespace)
+		if err == nil {
+			c.View.Emit(event.Result{Name: "workload_plan", Text: p.String(), Data: p})
+		}
+		return err
+	}
+	later := "multihost workload logs " + js.Name + " --follow " + cluster.Flags + "\ndelete it with: multihost workload delete " + js.Name + " " + cluster.Flags
+	if !follow {
+		event.Notef(c.Sink, event.Info, later, "workload %s is made", js.Name)
+		return nil
+	}
+	event.Notef(c.Sink, event.Info, "", "workload %s is made", js.Name)
+	return c.follow(cluster, js.Name, later)
 }
 
 func (k Kit) list() *cli.Command {
@@ -177,7 +191,7 @@ func (k Kit) list() *cli.Command {
 				return nil
 			})
 		}),
-	}, false, onCluster...)
+	}, onCluster...)
 }
 
 // named are the flags of a command about one workload.
@@ -200,7 +214,7 @@ func (k Kit) status() *cli.Command {
 				return nil
 			})
 		}),
-	}, false, onCluster...)
+	}, onCluster...)
 }
 
 func (k Kit) logs() *cli.Command {
@@ -223,7 +237,7 @@ func (k Kit) logs() *cli.Command {
 				return errors.Join(err, out.Close())
 			})
 		}),
-	}, false, onCluster...)
+	}, onCluster...)
 }
 
 // logWriter writes the output of one worker.
@@ -254,5 +268,5 @@ func (k Kit) delete() *cli.Command {
 				return nil
 			})
 		}),
-	}, false, onCluster...)
+	}, onCluster...)
 }
