@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program and $sums stand before this text
-# The startup script of a job's workers, which root runs at every boot. With $1 = --going it
-# is their shutdown script. It gets multihost-agent from the bucket, keeps it by the SHA-256
-# that stands in this text, and runs it until nothing is left to do. If it cannot, it
-# reports why and tries again. It deletes the slices only if two things hold. It could not
-# run the program for long. And no other worker has reported anything, or the bucket cannot
-# be read for as long. Otherwise the other workers delete them.
+# The startup script of a job's workers. root runs it at every boot, and with $1 = --going
+# as the shutdown script. It gets multihost-agent from the bucket, keeps it by the SHA-256
+# in this text, and runs it until nothing is left to do. If it cannot, it reports why and
+# retries. It deletes the slices only if it could not run the program for a long time, and
+# no other worker has reported anything or the bucket cannot be read for as long. Otherwise
+# the other workers delete them.
 set -u
 shopt -s execfail
 export LC_ALL=C
@@ -27,8 +27,8 @@ job() {
 
 objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
 
-# work: gets the program and runs it. If it fails, $why has the reason. If the program ends
-# after more than a minute, it had begun its work. The patience then begins anew.
+# work: gets the program and runs it. On failure, $why says why. If the program runs for
+# more than a minute, it had begun its work, and the patience begins anew.
 work() {
   local sum began
   sum_here "$sums" || return
@@ -45,25 +45,25 @@ work() {
   return 1
 }
 
-# tell PHASE TEXT: reports to people on the console, and in a guest attribute for everybody
-# else. It reports the same text only once, but again if the attribute could not be set.
+# tell PHASE TEXT: reports on the console, and in a guest attribute. It reports the same
+# text again only if the attribute could not be set.
 tell() {
   if [[ $printed != "$1$2" ]]; then printf 'multihost: %s: %s\n' "$1" "$2" && printed=$1$2; fi
   if [[ $told == "$1$2" ]]; then return; fi
   attribute state "$(printf 'run=%s\nphase=%s\nattempt=0\nat=%(%s)T\nmay_delete=unknown\ndetail=%s' "$run" "$1" -1 "${2//$'\n'/ }")" && told=$1$2
 }
 
-# alone: succeeds if the bucket shows no report of any worker. It also succeeds if the
-# bucket cannot be read for so long that the slices are to be deleted.
+# alone: succeeds if the bucket has no report of any worker, or cannot be read for so long
+# that the slices must be deleted.
 alone() {
   local -a strings
   objects '?prefix=' workers%2F
   if api GET "$REPLY"; then blind='' && json_strings "$reply" '/items/*/name' && [[ ! ${strings[0]} ]]; else late "$((SECONDS - ${blind:=$SECONDS}))"; fi
 }
 
-# late SECONDS: succeeds if the worker has had no program for so long that the slices are to
-# be deleted. When the time to live has passed, the others have the grace time and a minute
-# more to end.
+# late SECONDS: succeeds if the worker had no program for so long that the slices must be
+# deleted. After the time to live, other workers have the grace time and a minute more to
+# end.
 late() {
   ((ttl && requested && EPOCHSECONDS >= requested + ttl + grace / 1000 + 60)) ||
     { [[ $keep == never || $keep == on-failure && $keep_for != 0 ]] && (($1 >= patience + stale + keep_for)); }

@@ -21,24 +21,24 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A vm is this machine as a worker that boots. The test answers the calls of its
-// startup script. The waits of the script are short.
+// A vm is this machine as a worker that boots. The test answers the calls of its startup
+// script, whose waits are short.
 type vm struct {
 	t      *testing.T
 	root   string
 	url    string
 	agents program.Set
-	keys   string // lines of the job besides those that every job has
+	keys   string // lines of the job, besides those of every job
 
 	mu       sync.Mutex
-	bucket   int    // HTTP status that refuses objects; 0: objects are not refused
+	bucket   int    // HTTP status that refuses objects; 0: none
 	deaf     bool   // guest attributes are refused
-	packed   []byte // the object with the program
+	packed   []byte // object with the program
 	reported bool   // another worker has reported
-	dropped  int    // number of lists of objects that get no answer
+	dropped  int    // number of lists of objects without an answer
 	label    string // label of the queued resource
 	deleted  bool
-	told     []string // guest attribute state
+	told     []string // values of the guest attribute state
 	asked    []string // objects
 }
 
@@ -56,7 +56,6 @@ func bootVM(t *testing.T) *vm {
 	return v
 }
 
-// agent makes a script the agent.
 func (v *vm) agent(text string) {
 	v.agents = noAgent(v.t, "#!/bin/sh\n[ \"$1\" = check ] && exit\n"+text+"\n")
 	for _, arch := range program.Archs() {
@@ -66,7 +65,7 @@ func (v *vm) agent(text string) {
 	}
 }
 
-// stand puts a script in the place of a program of the worker.
+// stand replaces a program of the worker by a script.
 func (v *vm) stand(name, text string) {
 	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
 }
@@ -107,8 +106,7 @@ func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// boot runs the script until the time limit has passed or done returns true. It returns the
-// output.
+// boot runs the script until the limit or until done returns true. It returns the output.
 func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	v.t.Helper()
 	ctx, cancel := context.WithTimeout(v.t.Context(), limit)
@@ -143,7 +141,7 @@ func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	}
 }
 
-// The script fetches the program once. At a later boot, and when the machine has to end, it
+// The script fetches the program once. At a later boot, and when the machine shuts down, it
 // takes the program from the disk.
 func TestABootBecomesTheAgent(t *testing.T) {
 	t.Parallel()
@@ -175,7 +173,7 @@ func TestABootBecomesTheAgent(t *testing.T) {
 	}
 }
 
-// An agent that has failed is started again, so the slices are not left alone.
+// Without an agent, the slices would be left alone.
 func TestABootRunsAFailedAgentAgain(t *testing.T) {
 	t.Parallel()
 	v := bootVM(t)
@@ -186,7 +184,7 @@ func TestABootRunsAFailedAgentAgain(t *testing.T) {
 	}
 }
 
-// If guest attributes are refused, the reason still appears once on the console.
+// If guest attributes are refused, the reason is on the console once.
 func TestABootPrintsAReasonOnce(t *testing.T) {
 	t.Parallel()
 	v := bootVM(t)
@@ -198,8 +196,7 @@ func TestABootPrintsAReasonOnce(t *testing.T) {
 	}
 }
 
-// If a worker cannot get the program, it reports why at the places where people look, and
-// tries again.
+// A worker that cannot get the program reports why where people look, and retries.
 func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -234,7 +231,7 @@ func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	}
 }
 
-// The queued resource is deleted only if no worker has been able to begin for a long time.
+// The worker deletes the queued resource only if no worker could begin for a long time.
 func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -274,7 +271,7 @@ func TestABootThatHasNoAgentDeletesLast(t *testing.T) {
 	}
 }
 
-// The script must be short, because only a real machine tests it fully.
+// The script must be short, because only a real machine tests all of it.
 func TestTheBootScriptIsShort(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("boot.sh")

@@ -33,8 +33,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Bucket is the directory of a bucket where jobs are kept. It is safe for concurrent
-// use.
+// A Bucket is a bucket's directory of jobs. It is safe for concurrent use.
 type Bucket struct {
 	gcp  *gcp.Client
 	svc  *storage.Service
@@ -63,13 +62,13 @@ func Open(ctx context.Context, c *gcp.Client, bucket, dir string) (*Bucket, erro
 // Name returns the bucket's name.
 func (b *Bucket) Name() string { return b.name }
 
-// Dir returns the directory of the jobs in the bucket. "" is the bucket's root.
+// Dir returns the directory of the jobs in the bucket; "" is the root.
 func (b *Bucket) Dir() string { return b.dir }
 
-// URL returns the place of a run's objects, for people.
+// URL returns the place of a run's objects, for messages.
 func (b *Bucket) URL(run string) string { return "gs://" + b.name + "/" + prefixOf(b.dir, run) }
 
-// Objects returns the names, below URL, of the objects that Create makes.
+// Objects returns the names of Create's objects, below URL.
 func (b *Bucket) Objects(j Job) []string {
 	names := slices.Concat([]string{"run.json"}, slices.Sorted(maps.Keys(j.agents())), []string{j.object("kit.tar.gz")})
 	if j.codeSum != "none" {
@@ -78,7 +77,7 @@ func (b *Bucket) Objects(j Job) []string {
 	return names
 }
 
-// ErrNoRun means that the bucket has no such run.
+// ErrNoRun says that the bucket has no such run.
 var ErrNoRun = fault.New(fault.Unavailable, "no such run in the bucket")
 
 // An ExistsError says that the name of a run is taken, or that another start of the run
@@ -97,15 +96,14 @@ func (e *ExistsError) Error() string {
 func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
 // Create uploads the files that the workers of a start need: their program, the kit's
-// files, and the code. The function write writes the code; nil means that there is none.
-// Create then makes this start the current one by writing run.json. It replaces the start
-// that earlier describes. If earlier is nil, this is the first start of the run. If several
-// calls run at the same time, one succeeds and the others get an *ExistsError. Each start
+// files, and the code from write, if write is not nil. It then makes this start the current
+// one by writing run.json. The start replaces earlier; nil means the run's first start. Of
+// several concurrent calls, one succeeds, and the others get an *ExistsError. Each start
 // has its own names for uploads, so readers of an earlier start are not disturbed. Create
 // fills in the missing fields of j.
 //
-// A client that only reads makes nothing and returns a *gcp.ReadOnlyError. After another
-// error nothing of this start is left in the bucket. If something is left, the error says
+// With a client that only reads, Create makes nothing and returns a *gcp.ReadOnlyError.
+// After another error nothing of this start is left in the bucket, unless the error says
 // so.
 func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[string][]byte, write func(io.Writer) error, earlier *Earlier) (err error) {
 	d.Claim = d.Created.UTC().Format("20060102t150405z-") + strings.ToLower(rand.Text()[:10])
@@ -146,7 +144,7 @@ func (b *Bucket) Create(ctx context.Context, j *Job, d Description, kit map[stri
 	}
 	err = b.put(ctx, d.Run, "run.json", bytes.NewReader(text), &generation)
 	if statusCode(err) == http.StatusPreconditionFailed {
-		return b.Holds(ctx, *j) // perhaps an earlier try of ours succeeded and its answer was lost
+		return b.Holds(ctx, *j) // an earlier try may have succeeded without an answer
 	}
 	return err
 }
@@ -160,8 +158,7 @@ func (b *Bucket) putAgents(ctx context.Context, j Job) error {
 	return group.Wait()
 }
 
-// In a dry run, unknownClaim stands for the name of a start, because only a real start
-// makes that name.
+// unknownClaim is the name of the start in a dry run, because only a real start has a name.
 const unknownClaim = "ID"
 
 // foreseeCode fills in the fields of j that the upload of the code would fill in.
@@ -184,9 +181,9 @@ func (b *Bucket) Holds(ctx context.Context, j Job) error {
 	return err
 }
 
-// Withdraw removes what Create has uploaded. If first is set, this was the run's first
-// start, and Withdraw removes everything of the run. It does not remove objects of another
-// start that has replaced this one.
+// Withdraw removes what Create has uploaded. With first, this was the run's first start,
+// and Withdraw removes everything of the run, except objects of another start that has
+// replaced this one.
 func (b *Bucket) Withdraw(ctx context.Context, j Job, first bool) error {
 	err := b.withdraw(ctx, j, first)
 	if err != nil {
@@ -217,8 +214,7 @@ func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
 		if err != nil {
 			return err
 		}
-		// run.json is removed first. If another start has replaced it meanwhile, this
-		// fails.
+		// First remove run.json. That fails if another start has replaced it.
 		if err := b.remove(ctx, description); err != nil {
 			if statusCode(err) != http.StatusPreconditionFailed {
 				return err
@@ -233,8 +229,8 @@ func (b *Bucket) withdraw(ctx context.Context, j Job, first bool) error {
 	return nil
 }
 
-// remove deletes objects only in the version that was listed. If an object was written
-// since then, it stays, and the error has the status of a failed precondition.
+// remove deletes objects only in the listed version. An object that was written since then
+// stays, and the error has the status of a failed precondition.
 func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err error) {
 	for _, o := range objects {
 		gone := b.gcp.Do(ctx, fmt.Sprintf("delete gs://%s/%s", b.name, o.Name), func(ctx context.Context) error {
@@ -247,14 +243,14 @@ func (b *Bucket) remove(ctx context.Context, objects []*storage.Object) (err err
 	return err
 }
 
-// An Earlier is an existing run. A new start of the same name finds it.
+// An Earlier is an existing run with the name of a new start.
 type Earlier struct {
 	Description
 	State      State
-	generation int64 // generation of run.json
+	generation int64 // of run.json
 }
 
-// Earlier reads the state of a run in the bucket. It returns nil if the bucket has no such
+// Earlier reads the state of a run in the bucket, or returns nil if the bucket has no such
 // run.
 func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	e, name := &Earlier{}, prefixOf(b.dir, run)+"run.json"
@@ -275,16 +271,16 @@ func (b *Bucket) Earlier(ctx context.Context, run string) (*Earlier, error) {
 	return e, err
 }
 
-// Ended says how the run has ended, if it ended by itself or because its user stopped it.
-// It returns "" if the run goes on or has never begun, or if its workers were taken away.
-// It also returns "" if something kept the workers from running the command.
+// Ended says how the run ended, by itself or by its user's stop. It returns "" if the run
+// continues, has never begun or has lost its workers, or if something kept the workers from
+// running the command.
 func (e *Earlier) Ended() string {
 	first := e.State.Blame()
 	switch {
 	case e.State.Taken() && (first != nil || !e.State.Over(e.Description)):
 		return ""
 	case e.State.Taken():
-		return "it has succeeded" // a worker that a stop has ended has another code
+		return "it has succeeded" // a stopped worker has another code
 	case e.State.Stopping != "":
 		return "it was stopped: " + e.State.Stopping
 	case !e.State.Over(e.Description):
@@ -302,30 +298,29 @@ func (e *Earlier) Ended() string {
 }
 
 // Taken reports whether the workers stopped the run because their slices were about to be
-// deleted. It is false if anybody else stopped the run. If it is true, the run can continue
-// on other slices.
+// deleted, and nobody else stopped it. The run can then continue on other slices.
 func (s State) Taken() bool { return taken(s.Stopping) }
 
 func taken(stop string) bool { return takenText.MatchString(strings.TrimSpace(stop)) }
 
-// takenText is the whole reason that workers give for such a stop.
+// takenText is the workers' reason for such a stop.
 var takenText = regexp.MustCompile(`^the slices are deleted [0-9]+ s after they were made \(--max-run-duration\)$`)
 
-// Next returns the number of the attempt from which the run continues.
+// Next returns the number of the attempt with which the run continues.
 func (e *Earlier) Next() int {
 	begin, last := max(1, e.Attempt), e.State.begun
-	// An attempt that the start itself announced may have begun on no worker.
+	// An attempt that only the start announced may have begun on no worker.
 	if e.State.announced > begin {
 		last = max(last, e.State.announced)
 	}
 	return max(begin, last+1)
 }
 
-// The workers of the earlier start are gone. Renew prepares the bucket for the workers of a
-// start that continues with an attempt. It removes the old reports, because the new workers
-// would count as silent until they report. It also removes the stop of workers whose slices
-// were about to be deleted. A user's stop stays, because it may be about this start. Renew
-// returns an *ExistsError if another start is the current one.
+// Renew prepares the bucket for the workers of a start that continues with an attempt, when
+// the workers of the earlier start are gone. It removes old reports, because the new
+// workers would count as silent until they report. It also removes the stop of workers
+// whose slices were about to be deleted. A user's stop stays, because it may be about this
+// start. If another start is the current one, the error is an *ExistsError.
 func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	var reports []*storage.Object
 	var announced int64
@@ -356,7 +351,7 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 		return err
 	}
 	err = b.remove(ctx, reports)
-	if err != nil || attempt == 1 { // workers begin with attempt 1 by themselves
+	if err != nil || attempt == 1 { // without a number, workers begin with attempt 1
 		return err
 	}
 	number := strconv.Itoa(attempt)
@@ -365,7 +360,7 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 		if err := b.Holds(ctx, j); err != nil {
 			return err
 		}
-		// Perhaps an earlier try of ours succeeded and its answer was lost.
+		// An earlier try may have succeeded without an answer.
 		if there, readErr := b.read(ctx, j.prefix()+"control/attempt", 0); readErr == nil && strings.TrimSpace(string(there)) == number {
 			return nil
 		}
@@ -373,9 +368,8 @@ func (b *Bucket) Renew(ctx context.Context, j Job, attempt int) error {
 	return err
 }
 
-// upload streams the bytes from the function write into an object, and returns their
-// SHA-256. It does not retry the upload as a whole: Google's client resumes it piece by
-// piece.
+// upload streams the bytes from write into an object, and returns their SHA-256. It does
+// not retry the whole upload: Google's client resumes it piece by piece.
 func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Writer) error) (string, error) {
 	r, w := io.Pipe()
 	hash := sha256.New()
@@ -397,14 +391,13 @@ func (b *Bucket) upload(ctx context.Context, run, name string, write func(io.Wri
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// put writes one small object. generation, if not nil, is the generation that the
-// existing object must have; 0 means that there must be none.
+// put writes one small object. generation, if not nil, is the generation of the existing
+// object, or 0 if there must be none.
 func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64) error {
 	return b.putPieces(ctx, run, name, r, generation, googleapi.MinUploadChunkSize)
 }
 
-// putPieces does what put does, in pieces. piece is the number of bytes of each. Each piece
-// is one request.
+// putPieces is put in pieces of piece bytes, one request for each.
 func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64, piece int) error {
 	what := fmt.Sprintf("write %s%s", b.URL(run), name)
 	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
@@ -421,12 +414,12 @@ func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeke
 	})
 }
 
-// read returns the bytes of an object from offset on. It returns at most maxPiece bytes.
+// read returns at most maxPiece bytes of an object from offset on.
 func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, error) {
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
 
-// readPiece does what read does, but returns no more bytes than most says.
+// readPiece is read with at most most bytes.
 func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
@@ -448,7 +441,7 @@ func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64)
 	return data, err
 }
 
-// maxPiece is how many bytes of a log are read at once.
+// maxPiece limits the bytes of one read of a log.
 const maxPiece = 32 << 20
 
 // list calls f for each page of the objects whose names begin with prefix.
@@ -470,7 +463,7 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 	}
 }
 
-// Keeps returns how long the bucket keeps and bills an overwritten object. 0 means not at
+// Keeps returns for how long the bucket keeps and bills an overwritten object; 0: not at
 // all. Every upload of a log overwrites an object. versions reports whether the bucket
 // keeps old versions.
 func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions bool, err error) {
@@ -505,9 +498,8 @@ func (b *Bucket) Runs(ctx context.Context) ([]string, error) {
 	return runs, err
 }
 
-// Describe reads run.json of a run; the error is ErrNoRun when there is none. It checks the
-// content, because anybody who may write to the bucket, and so any worker, could have
-// written it.
+// Describe reads run.json of a run, or returns ErrNoRun. It checks the content, because
+// anybody with access to the bucket, also any worker, could have written it.
 func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) {
 	var d Description
 	if err := config.CheckRunName(run); err != nil {
@@ -529,8 +521,8 @@ func (b *Bucket) Describe(ctx context.Context, run string) (Description, error) 
 	return d, nil
 }
 
-// Stop asks the workers of a run to end it. If there is a reason already, that reason
-// stays. It is replaced if the run could continue in spite of it, as after [State.Taken].
+// Stop asks the workers of a run to end it. An existing reason stays, unless the run could
+// continue in spite of it, as after [State.Taken].
 func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 	for {
 		stop, why, err := b.stopOf(ctx, prefixOf(b.dir, run))
@@ -548,8 +540,8 @@ func (b *Bucket) Stop(ctx context.Context, run, reason string) error {
 	}
 }
 
-// stopOf returns the object that asks the workers below a prefix to stop, together with its
-// text. It returns nil if there is none.
+// stopOf returns the object that asks the workers below a prefix to stop, and its text, or
+// nil.
 func (b *Bucket) stopOf(ctx context.Context, prefix string) (stop *storage.Object, why string, err error) {
 	name := prefix + "control/stop"
 	err = b.list(ctx, name, "", func(page *storage.Objects) {
@@ -572,19 +564,19 @@ func (b *Bucket) stopOf(ctx context.Context, prefix string) (stop *storage.Objec
 // An End says how the newest attempt ended on one worker.
 type End struct {
 	Worker  tpu.WorkerID
-	Code    int // never 0 if the end is not known
+	Code    int // never 0 for an unknown end
 	Signal  string
-	At      time.Time // time of the end by the worker's clock, corrected if that differs from the clock of Cloud Storage
+	At      time.Time // by the worker's clock, corrected if it differs from the clock of Cloud Storage
 	LogSize int64
 	Reason  string // why the command was stopped or did not start
-	Tail    bool   // the end looks like a training's tail: see State.Excused
-	Behind  int    // number of processes that the command left in the background and that were ended
+	Tail    bool   // looks like a training's tail: see State.Excused
+	Behind  int    // processes that the command left in the background, all ended
 
 	rough bool // At was corrected, by whole seconds
 }
 
-// Down is the phase of a worker whose machine was told to end. The detail is the reason:
-// "preempted", "maintenance of its host", or "told to end" if it is not known.
+// Down is the phase of a worker whose machine has got an order to shut down. The detail is
+// the reason: "preempted", "maintenance of its host", or, if not known, "told to end".
 const Down = "down"
 
 // A Seen is the last report that a worker made about itself.
