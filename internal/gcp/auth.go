@@ -22,15 +22,14 @@ import (
 
 const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
 
-// A CredentialsError says that there are no credentials, or that they can no longer
-// be used. A retry with the same credentials does not help, but a later call looks
-// for credentials again.
+// A CredentialsError says that there are no credentials, or that they are refused. A retry
+// with the same credentials does not help, but a later call looks for credentials again.
 type CredentialsError struct {
 	Err     error
-	Expired bool // there are credentials, but they were refused
+	Expired bool // credentials exist and were refused
 	File    string
 
-	remedy string // command that renews them, or empty
+	remedy string // command that renews them, or ""
 }
 
 func (e *CredentialsError) Error() string {
@@ -43,7 +42,6 @@ func (e *CredentialsError) Error() string {
 	return fmt.Sprintf("find credentials for Google Cloud: %s", oneLine(e.Err.Error()))
 }
 
-// Unwrap returns the cause.
 func (e *CredentialsError) Unwrap() error { return e.Err }
 
 // Fault returns fault.Permission.
@@ -62,32 +60,32 @@ func (e *CredentialsError) Hint() string {
 	return "log in with: gcloud auth application-default login (or pass a token with --access-token-file)"
 }
 
-// tokens provides access tokens. It keeps no token source. Each refresh reads the current
+// tokens provides access tokens. It keeps no token source: each refresh reads the current
 // credentials, with the context of the request that needs the token. So a refresh can be
-// cancelled and sees a new login.
+// cancelled, and uses a new login.
 type tokens struct {
 	cfg Config
 	// adc finds application default credentials. Tests replace it.
 	adc func(ctx context.Context, scopes ...string) (*google.Credentials, error)
 
-	turn chan struct{} // held by the one request that refreshes
+	turn chan struct{} // held by the request that refreshes
 
 	mu      sync.Mutex // guards the fields below
 	current *oauth2.Token
-	quota   string // quota project of the credentials
-	remedy  string // command that renews the credentials found last
+	quota   string // of the credentials
+	remedy  string // command that renews the newest credentials
 }
 
 func newTokens(cfg Config) *tokens {
 	return &tokens{cfg: cfg, adc: google.FindDefaultCredentials, turn: make(chan struct{}, 1)}
 }
 
-// This package stops using a token this long before the token's expiry. It is longer than a
-// request takes to arrive. It is short enough: by then, every issuer gives out a new token.
+// A token is used until early before its expiry. That is longer than a request takes to
+// arrive. It is short enough that every issuer already gives out a new token.
 const early = time.Minute
 
-// token returns a valid access token and the quota project of the credentials. Only one
-// request refreshes at a time. The others wait for it.
+// token returns a valid access token and the quota project of the credentials. One request
+// at a time refreshes, and the others wait.
 func (t *tokens) token(ctx context.Context) (token, quota string, err error) {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		token, err := readTokenFile(t.cfg.AccessTokenFile)
@@ -157,9 +155,8 @@ func (t *tokens) fetch(ctx context.Context) (*oauth2.Token, string, error) {
 	return token, quota, nil
 }
 
-// gcloudTokenLife is how long this package uses a token of gcloud before it asks gcloud
-// again. gcloud does not say when its token expires. It says only that the token is valid
-// for at least five more minutes.
+// gcloudTokenLife is how long a token of gcloud is used before gcloud is asked again.
+// gcloud says only that its token is valid for at least five more minutes.
 const gcloudTokenLife = 4 * time.Minute
 
 // source returns the first source of tokens that exists: the token file, application
@@ -196,8 +193,7 @@ func (t *tokens) source(ctx context.Context) (_ oauth2.TokenSource, quota, remed
 	}), "", remedyGcloud, nil
 }
 
-// describe returns in words where tokens come from now, and their account if the
-// credentials name it.
+// describe returns in words where tokens come from now, and their account if known.
 func (t *tokens) describe(ctx context.Context) (source, account string) {
 	if t.cfg.AccessTokenFile != "" {
 		return "access token in " + t.cfg.AccessTokenFile, ""
@@ -213,7 +209,7 @@ func (t *tokens) describe(ctx context.Context) (source, account string) {
 		Type  string `json:"type"`
 		Email string `json:"client_email"`
 	}
-	_ = json.Unmarshal(creds.JSON, &f) // credentials that were found are valid JSON
+	_ = json.Unmarshal(creds.JSON, &f) // found credentials are valid JSON
 	source = "application default credentials"
 	if t.cfg.CredentialsFile != "" {
 		source += " in " + t.cfg.CredentialsFile
@@ -224,8 +220,7 @@ func (t *tokens) describe(ctx context.Context) (source, account string) {
 	return source, f.Email
 }
 
-// lastRemedy returns the command that renews the credentials that were found last. It
-// returns "" if none were found yet.
+// lastRemedy returns the command that renews the newest credentials, or "".
 func (t *tokens) lastRemedy() string {
 	if t.cfg.AccessTokenFile != "" && t.cfg.Impersonate == "" {
 		return remedyFile(t.cfg.AccessTokenFile)
@@ -235,8 +230,8 @@ func (t *tokens) lastRemedy() string {
 	return t.remedy
 }
 
-// refreshError returns a *tokenServerError if the token server could not be reached,
-// and a *CredentialsError if it refused the credentials. Only the first is retried.
+// refreshError returns a *tokenServerError if the token server did not answer, and a
+// *CredentialsError if it refused the credentials. Only the first is retried.
 func refreshError(ctx context.Context, err error, remedy string) error {
 	if ctx.Err() != nil {
 		return stoppedBy(ctx)
@@ -257,8 +252,8 @@ type tokenServerError struct{ err error }
 func (e *tokenServerError) Error() string { return "reach token server: " + oneLine(e.err.Error()) }
 func (e *tokenServerError) Unwrap() error { return e.err }
 
-// CheckTokenFile returns a *CredentialsError if a file does not contain an access
-// token. It does not check whether the APIs accept the token.
+// CheckTokenFile returns a *CredentialsError if a file has no access token. It does not ask
+// the APIs whether they accept the token.
 func CheckTokenFile(path string) error {
 	_, err := readTokenFile(path)
 	return err
@@ -291,8 +286,8 @@ func quotaProject(file []byte) string {
 	return f.QuotaProject
 }
 
-// authTransport adds credentials to requests. If the server refuses the token,
-// authTransport repeats the request once with a new token.
+// authTransport adds credentials to requests. If the server refuses the token, it repeats
+// the request once with a new token.
 type authTransport struct {
 	base         http.RoundTripper
 	tokens       *tokens
@@ -300,7 +295,7 @@ type authTransport struct {
 	quotaProject string
 }
 
-// CloseIdleConnections is for http.Client, which calls it.
+// CloseIdleConnections is called by http.Client.
 func (t *authTransport) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

@@ -22,22 +22,21 @@ import (
 	"google.golang.org/api/googleapi"
 )
 
-// A Class is a kind of failure, for code that has to react to an error.
+// A Class is a kind of failure, for code that reacts to errors.
 type Class int
 
-// The classes of failures.
 const (
 	Unknown         Class = iota
 	NotFound              // the resource, or its parent, does not exist
-	AlreadyExists         // a resource of that name exists
-	Permission            // the caller may not do this, or the API is not enabled
-	Unauthenticated       // no credentials, or they were refused
+	AlreadyExists         // the resource exists already
+	Permission            // the caller lacks the permission, or the API is not enabled
+	Unauthenticated       // the credentials are missing or refused
 	Quota                 // a limit of the project; waiting does not help
 	Capacity              // Google has no machines now; waiting may help
 	Invalid               // the request is wrong
 	Conflict              // the resource is in use or in another state
-	Unavailable           // the API or the network to it fails now; includes rate limits
-	Timeout               // no answer in time; the request may have had its effect
+	Unavailable           // the API, or the network to it, fails now, or limits the rate
+	Timeout               // no answer in time; the request may have had an effect
 )
 
 var classNames = [...]string{
@@ -76,18 +75,17 @@ func (c Class) Fault() fault.Kind {
 	return fault.Unknown
 }
 
-// An Error is a failed call, described in one line. It wraps the client library's
-// error.
+// An Error is a failed call, in one line. It wraps the client library's error.
 type Error struct {
 	What       string        // the work: `create network "mtu9k"`
 	Class      Class         //
-	HTTP       int           // status code of the answer, 0 without one
-	Status     string        // the API's own word: "PERMISSION_DENIED"
+	HTTP       int           // of the answer; 0: no answer
+	Status     string        // the API's word: "PERMISSION_DENIED"
 	Reason     string        // the machine-readable reason: "SERVICE_DISABLED"
-	Message    string        // the API's message, one line, with its EID
-	Tries      int           // how often it was tried
+	Message    string        // the API's message with its EID, on one line
+	Tries      int           // number of tries
 	RetryAfter time.Duration // pause that the server asked for; 0: none
-	Lapsed     bool          // the credentials were refused but had worked before
+	Lapsed     bool          // refused credentials had worked before
 
 	err error
 }
@@ -117,13 +115,13 @@ func (e *Error) Unwrap() error { return e.err }
 // Fault returns the kind of the error's class.
 func (e *Error) Fault() fault.Kind { return e.Class.Fault() }
 
-// ErrPartial says that an API had to list things in several places and could not reach all
-// of them. Items that are missing from the list may still exist.
+// ErrPartial says that an API listed things of several places without reaching all of them.
+// Items that the list lacks may exist.
 var ErrPartial = fault.New(fault.Unavailable, "the API could not list everything")
 
-// Partial returns an error of kind ErrPartial that names what the API could not reach when
-// it made a list. It returns nil if the API reached everything. Without this error, the
-// caller would believe that the items missing from the list are deleted.
+// Partial returns an error of kind ErrPartial that names the places that the API could not
+// reach, or nil if there is none. Without this error, items that the list lacks would seem
+// to be deleted.
 func Partial(unreachable []string) error {
 	if len(unreachable) == 0 {
 		return nil
@@ -131,13 +129,13 @@ func Partial(unreachable []string) error {
 	return fmt.Errorf("%w: it could not reach %s", ErrPartial, strings.Join(unreachable, ", "))
 }
 
-// If a long-running operation ended with an error, it is an OperationError.
+// An OperationError is the failure of a long-running operation.
 type OperationError struct {
-	Code    int    // google.rpc code (TPU) or HTTP status code (Compute; 0 when it gives none)
+	Code    int    // google.rpc code (TPU) or HTTP status code (Compute; 0: none)
 	Status  string // "RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED", …
-	Reason  string // machine-readable reason of the details, or empty
+	Reason  string // machine-readable reason in the details, or ""
 	Message string // one line
-	Target  string // the resource that it worked on
+	Target  string // resource of the operation
 }
 
 func (e *OperationError) Error() string {
@@ -160,8 +158,8 @@ func (e *OperationError) Error() string {
 // Fault returns the kind of the error's class.
 func (e *OperationError) Fault() fault.Kind { return e.class().Fault() }
 
-// newError makes an *Error from the error of a client library. An error that no server sent
-// keeps its own text.
+// newError makes an *Error from the error of a client library. An error without an answer
+// of a server keeps its own text.
 func newError(what string, err error, tries int) *Error {
 	e := &Error{What: what, Class: ClassOf(err), Tries: tries, err: err}
 	if a, ok := readAnswer(err); ok {
@@ -176,7 +174,7 @@ func newError(what string, err error, tries int) *Error {
 	return e
 }
 
-// asError does what errors.As does, for the package's own error.
+// asError is errors.As for the package's own error.
 func asError(err error) (e *Error, ok bool) {
 	ok = errors.As(err, &e)
 	return e, ok
@@ -232,7 +230,7 @@ func ClassOf(err error) Class {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return Unknown
-	case errors.Is(err, provision.ErrNotFound): // the error of a provider that uses no API of Google
+	case errors.Is(err, provision.ErrNotFound): // from a provider without Google's APIs
 		return NotFound
 	case errors.Is(err, ErrPartial):
 		return Unavailable
@@ -244,8 +242,7 @@ func ClassOf(err error) Class {
 	return Unknown
 }
 
-// FaultOf does what fault.Of does, also for errors of a client library that nobody has
-// wrapped.
+// FaultOf is fault.Of that also knows the bare errors of client libraries.
 func FaultOf(err error) fault.Kind {
 	if kind := fault.Of(err); kind != fault.Unknown {
 		return kind
@@ -253,11 +250,11 @@ func FaultOf(err error) fault.Kind {
 	return ClassOf(err).Fault()
 }
 
-// retryable reports whether another try of the same request can succeed.
+// retryable reports whether a retry of the same request can succeed.
 func retryable(err error) bool {
 	var oe *OperationError
 	if errors.As(err, &oe) {
-		return false // the operation has ended; only a new request can help
+		return false // the operation has ended, so only a new request can help
 	}
 	if a, ok := readAnswer(err); ok {
 		return a.retryable()
@@ -265,7 +262,7 @@ func retryable(err error) bool {
 	if errors.Is(err, errNoAnswer) || errors.Is(err, ErrPartial) {
 		return true
 	}
-	// Nothing listens at this port of this machine. Waiting does not change that.
+	// Nothing listens at this port of this machine, and waiting does not help.
 	if loopback(err) && errors.Is(err, errRefused) {
 		return false
 	}
@@ -310,8 +307,8 @@ func brokenConnection(err error) bool {
 	return false
 }
 
-// strangeServer reports whether another server answered in place of the API. Then a
-// proxy is set up wrongly, or the network wants a login first.
+// strangeServer reports whether another server answered instead of the API: a proxy has
+// wrong settings, or the network wants a login first.
 func strangeServer(err error) bool {
 	var (
 		cert    *tls.CertificateVerificationError
@@ -330,7 +327,7 @@ func loopback(err error) bool {
 	return ok && addr.IP.IsLoopback()
 }
 
-// answer holds the parts of an error that a server sent.
+// answer has the parts of an error from a server.
 type answer struct {
 	http    int
 	status  string
@@ -340,7 +337,7 @@ type answer struct {
 	waits bool
 }
 
-// readAnswer returns the server's answer in err. ok is false if no server answered.
+// readAnswer returns the server's answer in err. ok is false without one.
 func readAnswer(err error) (a answer, ok bool) {
 	var ge *googleapi.Error
 	if errors.As(err, &ge) {
@@ -376,8 +373,7 @@ func httpAnswer(ge *googleapi.Error) answer {
 
 var statusField = regexp.MustCompile(`"status"\s*:\s*"([A-Z_]+)"`)
 
-// bodyStatus returns the "status" of an error body, which googleapi.Error does not
-// have.
+// bodyStatus returns the "status" of an error's body, which googleapi.Error lacks.
 func bodyStatus(body string) string {
 	if m := statusField.FindStringSubmatch(body); m != nil {
 		return m[1]
@@ -387,8 +383,8 @@ func bodyStatus(body string) string {
 
 var markup = regexp.MustCompile(`(?s)<(style|script)\b.*?</(style|script)>|<[^>]*>`)
 
-// bodyText returns one short line for a body that is no API error, such as the page
-// of a proxy or of a load balancer.
+// bodyText returns one short line for a body that is no API error, for example from a proxy
+// or a load balancer.
 func bodyText(ge *googleapi.Error) string {
 	text := oneLine(markup.ReplaceAllString(ge.Body, " "))
 	if r := []rune(text); len(r) > 200 {
@@ -400,8 +396,8 @@ func bodyText(ge *googleapi.Error) string {
 	return text
 }
 
-// readDetails returns the reason of the first ErrorInfo. It also returns message with
-// the texts that the details add: violations of fields, quotas and preconditions.
+// readDetails returns the reason of the first ErrorInfo, and message with the texts of the
+// details: violations of fields, quotas and preconditions.
 func readDetails(details []any, message string) (reason, text string) {
 	text = message
 	add := func(s string) {
@@ -466,9 +462,9 @@ func mapsOf(v any) []map[string]any {
 	return out
 }
 
-// Three failures share code 8 and 429: a limit per minute, a limit on the amount, and
-// no free machines. Only Google's texts tell them apart. TestForeignTexts checks these
-// expressions against real messages.
+// Three failures have code 8 and 429: a limit per minute, a limit on the amount, and no
+// free machines. Only Google's texts distinguish them. TestForeignTexts checks these
+// expressions with real messages.
 var (
 	capacityText = regexp.MustCompile(`(?i)no more capacity|insufficient (reserved )?capacity|not enough (resources|capacity)|stockout|does not have enough resources`)
 	rateText     = regexp.MustCompile(`(?i)per (minute|second|100 seconds)|rate limit|too many requests|requests per`)
@@ -512,21 +508,21 @@ func (a answer) class() Class {
 	return a.httpClass()
 }
 
-// classOfCode has those HTTP status codes that decide the class alone.
+// classOfCode has the HTTP status codes that decide the class alone.
 var classOfCode = map[int]Class{
 	http.StatusUnauthorized:       Unauthenticated,
 	http.StatusForbidden:          Permission,
 	http.StatusNotFound:           NotFound,
 	http.StatusGone:               NotFound,
 	http.StatusPreconditionFailed: Conflict,
-	http.StatusTooManyRequests:    Quota, // if it is not rateLimited, it is a limit on the amount
+	http.StatusTooManyRequests:    Quota, // unless it is rateLimited, a limit on the amount
 	http.StatusRequestTimeout:     Timeout,
 	http.StatusGatewayTimeout:     Timeout,
 	http.StatusNotImplemented:     Invalid,
 }
 
-// httpClass returns the class of an HTTP status code, which the status and the message
-// may make more precise.
+// httpClass returns the class of an HTTP status code. Status and message may make it more
+// precise.
 func (a answer) httpClass() Class {
 	if class, known := classOfCode[a.http]; known {
 		return class
@@ -548,8 +544,7 @@ func (a answer) httpClass() Class {
 	return Unknown
 }
 
-// rateLimited reports whether a limit on requests per time was exceeded, and not a
-// limit on the amount.
+// rateLimited reports whether the limit is on requests per time, and not on the amount.
 func (a answer) rateLimited() bool {
 	if isRateReason(a.reason) {
 		return true
@@ -575,7 +570,7 @@ func (a answer) retryable() bool {
 	return false
 }
 
-// rpcClass returns the class of a google.rpc code, given by name.
+// rpcClass returns the class of a google.rpc code by its name.
 func rpcClass(status, message string) Class {
 	switch status {
 	case "NOT_FOUND":
@@ -603,8 +598,8 @@ func rpcClass(status, message string) Class {
 	return Unknown
 }
 
-// class looks at Status before the code. Compute's statuses say more than its codes, and
-// Compute often gives no code.
+// class looks at Status before the code, because Compute's statuses say more than its
+// codes, which are often missing.
 func (e *OperationError) class() Class {
 	if capacityText.MatchString(e.Message) {
 		return Capacity
@@ -636,7 +631,7 @@ func (e *OperationError) class() Class {
 	return Unknown
 }
 
-// rpcName returns the name of a google.rpc code, as the REST APIs write it.
+// rpcName returns the name of a google.rpc code in the REST APIs.
 func rpcName(code int) string {
 	names := [...]string{
 		"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
@@ -650,5 +645,5 @@ func rpcName(code int) string {
 	return names[code]
 }
 
-// oneLine replaces each run of white space, line ends included, by one space.
+// oneLine replaces each run of white space, with line ends, by one space.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,6 +1,6 @@
-// Package gcp handles all calls to Google Cloud: credentials, endpoints, the meaning
-// of errors, retries, and waits for long-running operations. The packages for single
-// services (network, qr) build on it and have no retry loop of their own.
+// Package gcp makes all calls to Google Cloud: credentials, endpoints, the meaning of
+// errors, retries, and waits for long-running operations. The packages for single services
+// (network, qr) build on it and have no retries of their own.
 //
 // A Client sends everything through one HTTP client, which gets a token for each
 // request. If a login expires during a wait of hours and the user renews it in
@@ -15,11 +15,10 @@
 //
 // # Decisions
 //
-//   - Do waits up to four days for a user to renew an expired login. So no caller has to
+//   - Do waits up to four days for a user to renew an expired login. So callers need not
 //     know of the expiry. Loops with a limit of their own pass a context from Unattended
-//     and ask again themselves.
-//   - Each client's own retries are switched off, because two layers of retries
-//     multiply.
+//     and retry themselves.
+//   - The clients' own retries are off, because two layers of retries multiply.
 package gcp
 
 import (
@@ -40,53 +39,55 @@ import (
 	"multihost/internal/event"
 )
 
-// Config says which project and zone to work in, and how to reach Google's APIs and
-// authenticate to them. Each field's comment says what its zero value means.
+// Config says which project and zone to use, how to reach Google's APIs, and with which
+// credentials.
 type Config struct {
 	Project string
 	Zone    string
 
 	// TPUEndpoint and ComputeEndpoint replace Google's addresses, in the form of gcloud's
-	// api_endpoint_overrides. The TPU base has no version ("http://127.0.0.1:8080/"). The
-	// Compute base ends in /compute/v1/. An extra or missing version does no harm. Empty:
-	// Google's.
+	// api_endpoint_overrides. The TPU address has no version ("http://127.0.0.1:8080/").
+	// The Compute address ends in /compute/v1/. A missing or superfluous version does no
+	// harm. Empty: Google's.
 	TPUEndpoint     string
 	ComputeEndpoint string
 	// OSLoginEndpoint replaces Google's address of OS Login. It has no version. Empty:
 	// Google's.
 	OSLoginEndpoint string
 
-	// StorageEndpoint ends in /storage/v1/. SecretManagerEndpoint has no version.
+	// StorageEndpoint ends in /storage/v1/. SecretManagerEndpoint has no version. Empty:
+	// Google's.
 	StorageEndpoint       string
 	SecretManagerEndpoint string
-	// ContainerEndpoint is Google Kubernetes Engine's. It has no version.
+	// ContainerEndpoint is Google Kubernetes Engine's address. It has no version. Empty:
+	// Google's.
 	ContainerEndpoint string
-	// ServiceUsageEndpoint, ResourceManagerEndpoint and QuotasEndpoint (Cloud
-	// Quotas) have no version either.
+	// ServiceUsageEndpoint, ResourceManagerEndpoint and QuotasEndpoint (Cloud Quotas) have
+	// no version. Empty: Google's.
 	ServiceUsageEndpoint    string
 	ResourceManagerEndpoint string
 	QuotasEndpoint          string
 
 	// ReadOnly refuses every request that could change something. The error is a
-	// *ReadOnlyError, which holds the request.
+	// *ReadOnlyError with the request.
 	ReadOnly bool
 
 	// DisableAuth sends requests without credentials.
 	DisableAuth bool
-	// AccessTokenFile is a file with an access token. It is read again at each
-	// request; with Impersonate, at each refresh.
+	// AccessTokenFile is a file with an access token. It is read at each request, or with
+	// Impersonate at each refresh.
 	AccessTokenFile string
-	// CredentialsFile is the name of the file with application default
-	// credentials, for hints. May be empty.
+	// CredentialsFile is the name of the file with application default credentials, for
+	// hints. It may be empty.
 	CredentialsFile string
-	// GcloudToken returns an access token. It is called if there are no
-	// application default credentials. May be nil.
+	// GcloudToken returns an access token. It is called without application default
+	// credentials. It may be nil.
 	GcloudToken func(ctx context.Context) (string, error)
-	// Impersonate is the service account to act as. The credentials above must allow that.
-	// Empty: none.
+	// Impersonate is the service account for the calls. The other credentials must allow
+	// that. Empty: none.
 	Impersonate string
-	// QuotaProject is the project that the calls are billed to. Empty: the
-	// credentials' quota project.
+	// QuotaProject is the project that pays for the calls. Empty: the credentials' quota
+	// project.
 	QuotaProject string
 
 	// Transport carries the requests. Nil: the network.
@@ -95,21 +96,21 @@ type Config struct {
 	UserAgent string        // empty: "multihost"
 	Clock     Clock         // nil: SystemClock
 	Sink      event.Sink    // nil: event.Discard
-	MaxRetry  time.Duration // how long Do keeps trying; 0: 2 minutes
-	// LoginWait is how long Do waits for new credentials after credentials that had worked
+	MaxRetry  time.Duration // how long Do retries; 0: 2 minutes
+	// LoginWait is how long Do waits for new credentials when credentials that had worked
 	// are refused. 0: Do does not wait.
 	LoginWait time.Duration
 }
 
-// A Client holds what every call to Google Cloud shares. It is safe for
-// concurrent use and needs no closing.
+// A Client has what all calls to Google Cloud share. It is safe for concurrent use and
+// needs no closing.
 type Client struct {
 	cfg    Config
 	tokens *tokens
 	login  *login
 	http   *http.Client
 
-	waiting atomic.Pointer[time.Time] // when a call without an answer was last reported
+	waiting atomic.Pointer[time.Time] // time of the last report of a call without an answer
 
 	tpuOnce sync.Once
 	tpu     *tpuapi.Service
@@ -132,8 +133,8 @@ func New(cfg Config) *Client {
 	}
 	if cfg.Transport == nil {
 		base := http.DefaultTransport.(*http.Transport).Clone()
-		// A server that accepts a request and never answers must not block a wait
-		// for ever. No call of these APIs takes a minute to begin its answer.
+		// A server that never answers must not block a wait for ever. No call of these APIs
+		// takes a minute to begin its answer.
 		base.ResponseHeaderTimeout = time.Minute
 		cfg.Transport = base
 	}
@@ -150,11 +151,11 @@ func New(cfg Config) *Client {
 	return &Client{cfg: cfg, tokens: tokens, login: &login{cfg: cfg}, http: &http.Client{Transport: transport}}
 }
 
-// Close closes idle connections. The Client can still be used afterwards.
+// Close closes idle connections. The Client stays usable.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Token returns an access token for services that are not called through this
-// package, such as the IAP relay. It is empty if Config.DisableAuth is set.
+// Token returns an access token for services outside this package, for example the IAP
+// relay. With Config.DisableAuth it is empty.
 func (c *Client) Token(ctx context.Context) (string, error) {
 	if c.cfg.DisableAuth {
 		return "", nil
@@ -178,8 +179,8 @@ func (c *Client) Clock() Clock { return c.cfg.Clock }
 // Sink returns the sink for the events of calls.
 func (c *Client) Sink() event.Sink { return c.cfg.Sink }
 
-// TPU returns the client of the Cloud TPU API. The first call of TPU makes the client. The
-// client does not retry, so wrap each of its calls in Do.
+// TPU returns the client of the Cloud TPU API, which the first call makes. The client does
+// not retry, so wrap each of its calls in Do.
 func (c *Client) TPU(ctx context.Context) (*tpuapi.Service, error) {
 	c.tpuOnce.Do(func() {
 		opts := []option.ClientOption{option.WithHTTPClient(c.http)}
@@ -191,8 +192,8 @@ func (c *Client) TPU(ctx context.Context) (*tpuapi.Service, error) {
 			}
 			opts = append(opts, option.WithEndpoint(root+"/"))
 		}
-		// The service lives as long as the Client, so it must not be bound to
-		// the first caller's context.
+		// The service lives as long as the Client, not as long as the first caller's
+		// context.
 		c.tpu, c.tpuErr = tpuapi.NewService(context.WithoutCancel(ctx), opts...)
 		if c.tpu != nil {
 			c.tpu.UserAgent = c.cfg.UserAgent
@@ -230,9 +231,9 @@ func (c *Client) ContainerOptions() ([]option.ClientOption, error) {
 	return opts, nil
 }
 
-// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1 and for
-// google.golang.org/api/oauth2/v2, which returns the account of the credentials. Wrap each
-// call in Do.
+// OSLoginOptions returns the options for google.golang.org/api/oslogin/v1, and for
+// google.golang.org/api/oauth2/v2, which returns the credentials' account. Wrap each call
+// in Do.
 func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	opts := []option.ClientOption{option.WithHTTPClient(c.http), option.WithUserAgent(c.cfg.UserAgent)}
 	if c.cfg.OSLoginEndpoint != "" {
@@ -245,7 +246,7 @@ func (c *Client) OSLoginOptions() ([]option.ClientOption, error) {
 	return opts, nil
 }
 
-// Google's own addresses of the APIs that workers call themselves.
+// Google's addresses of the APIs that workers call.
 const (
 	storageRoot       = "https://storage.googleapis.com"
 	tpuRoot           = "https://tpu.googleapis.com"
@@ -265,13 +266,13 @@ func (c *Client) StorageOptions() ([]option.ClientOption, error) {
 	}, nil
 }
 
-// Roots are addresses of APIs, without a version and without a slash at the end.
+// Roots are addresses of APIs, without a version and a final slash.
 type Roots struct{ TPU, Compute, Storage, SecretManager string }
 
-// Roots returns the addresses of the APIs that workers call themselves.
+// Roots returns the addresses of the APIs that workers call.
 func (c *Client) Roots() (Roots, error) { return c.cfg.Roots() }
 
-// Roots returns the addresses of the APIs that workers call themselves.
+// Roots returns the addresses of the APIs that workers call.
 func (c Config) Roots() (Roots, error) {
 	r := Roots{TPU: tpuRoot, Compute: computeRoot, Storage: storageRoot, SecretManager: secretManagerRoot}
 	for _, o := range []struct {
@@ -292,10 +293,9 @@ func (c Config) Roots() (Roots, error) {
 	return r, nil
 }
 
-// NoRetry returns an option for calls of cloud.google.com/go/compute/apiv1. With it, those
-// calls leave retries to Do. Without it, those clients silently repeat reads on 503 and 504
-// for up to ten minutes. Setting a client's CallOptions field would not do, because its
-// REST half has a copy.
+// NoRetry returns an option for calls of cloud.google.com/go/compute/apiv1 that leaves
+// retries to Do. Without it, those clients silently repeat reads on 503 and 504 for up to
+// ten minutes. A client's CallOptions field would not do, because its REST half has a copy.
 func NoRetry() gax.CallOption {
 	return gax.WithRetry(func() gax.Retryer { return nil })
 }
@@ -303,8 +303,8 @@ func NoRetry() gax.CallOption {
 // apiPath matches the API path and version at the end of an endpoint override.
 var apiPath = regexp.MustCompile(`/(compute/)?(v1|v1beta1|v2|v2alpha1|beta|alpha)$`)
 
-// endpointRoot reduces an endpoint override to scheme, host and any leading path,
-// without a version and without a slash at the end.
+// endpointRoot reduces an endpoint override to scheme, host and any leading path, without a
+// version and a final slash.
 func endpointRoot(api, raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -28,8 +28,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// script serves the given answers one after the other. It repeats the last one for ever,
-// and counts the requests.
+// script serves the answers one after the other, the last one for ever, and counts the
+// requests.
 type script struct {
 	mu      sync.Mutex
 	answers []http.HandlerFunc
@@ -107,7 +107,7 @@ func setUp(t *testing.T, change func(*gcp.Config), answers ...http.HandlerFunc) 
 	return f
 }
 
-// getNode calls the TPU API as package qr does.
+// getNode calls the TPU API like package qr.
 func (f *fixture) getNode(ctx context.Context) (*tpuapi.Node, error) {
 	svc, err := f.client.TPU(ctx)
 	if err != nil {
@@ -121,7 +121,7 @@ func (f *fixture) getNode(ctx context.Context) (*tpuapi.Node, error) {
 	return n, err
 }
 
-// getNetwork calls the Compute API as package network does.
+// getNetwork calls the Compute API like package network.
 func (f *fixture) getNetwork(ctx context.Context) error {
 	opts, err := f.client.ComputeOptions(ctx)
 	if err != nil {
@@ -184,7 +184,7 @@ func TestDoDoesNotRetry(t *testing.T) {
 		code  int
 		body  string
 		class gcp.Class
-		hint  string // part of it
+		hint  string // part of the hint
 	}{
 		{"not found", 404, apiError(404, "NOT_FOUND", "Resource 'projects/p/locations/us-central2-b/nodes/t-0' was not found"), gcp.NotFound, ""},
 		{"project not found", 404, apiError(404, "NOT_FOUND", "The resource 'projects/nope' was not found"), gcp.NotFound, "--project=ID"},
@@ -220,7 +220,7 @@ func TestDoDoesNotRetry(t *testing.T) {
 			if !errors.As(err, &ge) || ge.Code != tt.code {
 				t.Errorf("the client library's error is not inside %v", err)
 			}
-			// The Compute client wraps its errors differently. Their meaning is the same.
+			// The Compute client wraps its errors differently, with the same meaning.
 			if got := gcp.ClassOf(f.getNetwork(t.Context())); got != tt.class {
 				t.Errorf("class by the Compute client = %v, want %v", got, tt.class)
 			}
@@ -388,7 +388,7 @@ func TestPollPauses(t *testing.T) {
 	}
 }
 
-// wantToken answers with 401 if the token is not the wanted one.
+// wantToken answers with 401 to every other token.
 func wantToken(token func() string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+token() {
@@ -467,8 +467,7 @@ func TestApplicationDefaultCredentials(t *testing.T) {
 	if quota != "billed" {
 		t.Errorf("quota project = %q, want that of the credentials", quota)
 	}
-	// The server refuses the token before the token expires. A new token is fetched within
-	// the same call.
+	// The server refuses a token before its expiry. The same call fetches a new one.
 	valid = "t2"
 	if _, err := f.getNode(t.Context()); err != nil {
 		t.Errorf("after the token was refused: %v", err)
@@ -492,7 +491,7 @@ func TestExpiredLogin(t *testing.T) {
 }
 
 // endedLogin returns a fixture with a token file. The server accepts the token once and
-// then refuses it. After that many refusals, the user writes a new token.
+// then refuses it. After this number of refusals, the user writes a new token.
 func endedLogin(t *testing.T, wait time.Duration, refusals int) *fixture {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
@@ -562,8 +561,8 @@ func gcloudSays(token string) func(context.Context) (string, error) {
 	return func(context.Context) (string, error) { return token, nil }
 }
 
-// portal is a network with a login page. Until it is open, its own server answers. That
-// server's certificate is not the API's.
+// portal is a network with a login page. Until it is open, its own server answers, with a
+// certificate that is not the API's.
 type portal struct{ open bool }
 
 func (p *portal) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -573,8 +572,8 @@ func (p *portal) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}
 }
 
-// A strange certificate is reported at once if no call has worked yet, because then a
-// proxy is set up wrongly. Later it counts as an outage of the network.
+// A strange certificate is reported at once if no call has worked yet, because then a proxy
+// has wrong settings. Later it counts as an outage of the network.
 func TestAStrangeCertificateIsOutlivedOnceTheAPIHasAnswered(t *testing.T) {
 	way := &portal{}
 	f := setUp(t, func(c *gcp.Config) { c.Transport = way }, answer(200, node))

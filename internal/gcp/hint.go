@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Hint returns one sentence on what the user can do about err, with the command to
-// type if there is one. It is empty if there is nothing useful to say. If an error in
-// the chain has a Hint method that returns text, that text is the hint.
+// Hint returns one sentence on what the user can do about err, with the command to type if
+// there is one. It is "" without useful advice. The first text from a Hint method in the
+// chain is the hint.
 func Hint(err error) string {
 	if err == nil {
 		return ""
@@ -43,7 +43,7 @@ func Hint(err error) string {
 	return ""
 }
 
-// facts holds the parts of an error that hints use.
+// facts has the parts of an error that hints use.
 type facts struct {
 	what, reason, message string
 	http                  int
@@ -77,8 +77,7 @@ var (
 	noProject      = regexp.MustCompile(`(?i)project .*(not found|does not exist)|resource 'projects/[^/']+' was not found`)
 )
 
-// permissionHint names the missing permission, and the role that has it if one is
-// known.
+// permissionHint names the missing permission, and the role that has it, if known.
 func permissionHint(f facts) string {
 	switch {
 	case f.reason == "LOCATION_POLICY_VIOLATED" || notGenerally.MatchString(f.message):
@@ -113,7 +112,7 @@ func permissionHint(f facts) string {
 	return "ask a project owner for the roles that the README names (roles/tpu.admin, roles/compute.networkAdmin, roles/compute.securityAdmin, roles/compute.viewer)"
 }
 
-// roleFor returns the smallest usual role that has a permission, or "".
+// roleFor returns the smallest usual role with a permission, or "".
 func roleFor(permission string) string {
 	switch {
 	case strings.HasPrefix(permission, "tpu."):
@@ -142,15 +141,15 @@ func roleFor(permission string) string {
 	return ""
 }
 
-// The forms in which the APIs name a quota. Two are the TPU API's, and one is Compute's.
+// Forms in which the APIs name a quota: two of the TPU API, and one of Compute Engine.
 var quotaForms = []*regexp.Regexp{
 	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exhausted\. Limit:? (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 	regexp.MustCompile(`Quota limit '(?P<metric>[^']+)' has been exceeded\. Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 	regexp.MustCompile(`Quota '(?P<metric>[^']+)' exceeded\.\s+Limit: (?P<limit>[0-9.]+) (?P<where>in (?:region|zone) \S+|globally)`),
 }
 
-// QuotaOf returns the quota that an API's message is about, its limit and where the
-// limit applies. ok is false if the message names no quota.
+// QuotaOf returns the quota in an API's message, its limit and where the limit applies. ok
+// is false if the message names no quota.
 func QuotaOf(message string) (metric, limit, where string, ok bool) {
 	for _, form := range quotaForms {
 		m := form.FindStringSubmatch(oneLine(message))
@@ -188,14 +187,13 @@ func notFoundHint(f facts) string {
 	return ""
 }
 
-// noZone matches the API's text for a zone that it does not know.
+// noZone matches the API's text for an unknown zone.
 var noZone = regexp.MustCompile(`(?i)requested zone "?[^" ]*"? is not supported|/zones/[^/' ]+' was not found`)
 
-// zoneList is the command that lists the zones.
 const zoneList = "gcloud compute tpus locations list"
 
-// NoZone reports whether an API answered that it does not know the zone, or does not offer
-// the requested resource in it.
+// NoZone reports whether an API does not know the zone, or does not offer the requested
+// resource there.
 func NoZone(err error) bool { return err != nil && noZone.MatchString(err.Error()) }
 
 func invalidHint(message string) string {
@@ -211,8 +209,8 @@ func invalidHint(message string) string {
 	return ""
 }
 
-// asked reports whether err came from a request to the API. If a deadline has passed or a
-// connection broke, that alone may have another cause.
+// asked reports whether err came from a request to the API. A deadline or a broken
+// connection alone may have another cause.
 func asked(err error) bool {
 	var call *Error
 	var operation *OperationError

@@ -13,15 +13,15 @@ import (
 	"multihost/internal/gcp"
 )
 
-// A deadline or a broken connection may have any cause. Only the errors of requests to
-// the API get a hint about the API.
+// A deadline or a broken connection may have any cause. Only errors of requests to the API
+// get a hint about the API.
 func TestOnlyWhatTheAPIDidIsBlamedOnIt(t *testing.T) {
 	const status = "https://status.cloud.google.com"
 	loopback := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9}, Err: syscall.ECONNREFUSED}
 	for _, tt := range []struct {
 		story string
 		err   error
-		want  string // part of the hint; "" is none
+		want  string // part of the hint; "": no hint
 	}{
 		{"a limit of the user's own", fmt.Errorf("timeout: the command was stopped after 1.0 s (--timeout): %w", context.DeadlineExceeded), ""},
 		{"another connection that broke", &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, ""},

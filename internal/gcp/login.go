@@ -9,28 +9,28 @@ import (
 	"multihost/internal/event"
 )
 
-// loginPause is the pause between two checks for new credentials. A check costs the
-// read of a file or one request to a token server.
+// loginPause is the pause between two checks for new credentials. A check reads a file, or
+// sends one request to a token server.
 var loginPause = Backoff{First: time.Second, Max: 10 * time.Second, Factor: 1.5}
 
 // A login knows from the results of a Client's calls whether the credentials work. It
-// reports once when they stop working, and once when they work again.
+// reports once that they stop working, and once that they work again.
 type login struct {
 	cfg Config
 
 	mu     sync.Mutex // guards the fields below
 	worked bool
-	ended  time.Time // when they stopped working; zero: they have not stopped
+	ended  time.Time // when they stopped working; zero: they work
 }
 
-// hasWorked reports whether the credentials of a call were ever accepted.
+// hasWorked reports whether any call's credentials were accepted.
 func (l *login) hasWorked() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.worked
 }
 
-// works records that the credentials of a call were accepted.
+// works records that a call's credentials were accepted.
 func (l *login) works() {
 	l.mu.Lock()
 	ended := l.ended
@@ -41,9 +41,9 @@ func (l *login) works() {
 	}
 }
 
-// ceased records that a call failed because its credentials were refused or missing. It
-// reports whether they were accepted before. In that case the login has expired, and the
-// user can renew it while this program runs.
+// ceased records that a call failed because of refused or missing credentials. It reports
+// whether they were accepted before. If so, the login has expired, and the user can renew
+// it while this program runs.
 func (l *login) ceased(err error, remedy string) bool {
 	l.mu.Lock()
 	worked, first := l.worked, l.ended.IsZero()
@@ -60,21 +60,20 @@ func (l *login) ceased(err error, remedy string) bool {
 
 type unattended struct{}
 
-// Unattended returns a context with which Do does not wait for a new login. The context is
-// for loops that have their own limit and retry themselves.
+// Unattended returns a context with which Do does not wait for a new login. It is for loops
+// that have a limit of their own and retry themselves.
 func Unattended(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unattended{}, true)
 }
 
-// Lapsed reports whether err means that credentials were refused which had worked before.
-// The user may renew them while the program runs, so a retry can succeed.
+// Lapsed reports whether err means that credentials which had worked were refused. The user
+// may renew them while the program runs, so a retry can succeed.
 func Lapsed(err error) bool {
 	e, ok := asError(err)
 	return ok && e.Lapsed
 }
 
-// remedyOf returns the command that renews the credentials of a file. It depends on
-// their type.
+// remedyOf returns the command that renews the credentials of a file, by their type.
 func remedyOf(file string, content []byte) string {
 	var f struct {
 		Type  string `json:"type"`
@@ -92,7 +91,7 @@ func remedyOf(file string, content []byte) string {
 	return remedyUser
 }
 
-// How to renew the credentials of each source that is no file.
+// How to renew credentials that are not in a file.
 const (
 	remedyUser     = "log in again, in another terminal if this one is busy: gcloud auth application-default login"
 	remedyGcloud   = "log in again, in another terminal if this one is busy: gcloud auth login"

@@ -2,7 +2,7 @@ package gcp
 
 import "strings"
 
-// PageSize is the largest page that lists of the Cloud TPU API return.
+// PageSize is the largest page of the Cloud TPU API's lists.
 const PageSize = 1000
 
 // Location returns the name of a zone in the APIs: projects/P/locations/Z.

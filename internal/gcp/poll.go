@@ -9,7 +9,7 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// A Clock gives waits their time. Tests use their own.
+// A Clock gives waits their time. Tests have clocks of their own.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -23,7 +23,7 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                         { return time.Now() }
 func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Backoff is a growing pause. It starts with First and gets Factor times longer each time,
+// Backoff is a growing pause. It begins with First and gets Factor times longer each time,
 // up to Max. Zero values mean First 100 ms, Max 5 s and Factor 1.5.
 type Backoff struct {
 	First, Max time.Duration
@@ -32,7 +32,7 @@ type Backoff struct {
 
 var defaultBackoff = Backoff{First: 100 * time.Millisecond, Max: 5 * time.Second, Factor: 1.5}
 
-// Or returns b. Fields that b does not set have the values of other.
+// Or returns b, with other's values in fields that b does not set.
 func (b Backoff) Or(other Backoff) Backoff {
 	if b.First <= 0 {
 		b.First = other.First
@@ -82,8 +82,8 @@ func Sleep(ctx context.Context, clock Clock, d time.Duration) error {
 	}
 }
 
-// stoppedBy returns the error of a context that has ended. It has the text of the cause. It
-// matches the cause, and also context.Canceled or DeadlineExceeded.
+// stoppedBy returns the error of an ended context. It has the text of the cause. It matches
+// the cause, and context.Canceled or DeadlineExceeded.
 func stoppedBy(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if cause == ctx.Err() {
@@ -97,9 +97,9 @@ type stopped struct{ cause, err error }
 func (s *stopped) Error() string   { return s.cause.Error() }
 func (s *stopped) Unwrap() []error { return []error{s.cause, s.err} }
 
-// WaitTPU polls a long-running operation of the TPU API until it is done and returns it. If
-// the operation ended with an error, WaitTPU returns an *OperationError. The parameter what
-// describes the work in errors: `create queued resource "q7"`. Only ctx limits the wait.
+// WaitTPU polls a long-running operation of the TPU API until it is done, and returns it.
+// If the operation fails, the error is an *OperationError. what describes the work in
+// errors: `create queued resource "q7"`. Only ctx limits the wait.
 func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string) (*tpuapi.Operation, error) {
 	svc, err := c.TPU(ctx)
 	if err != nil {
@@ -107,7 +107,7 @@ func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string)
 	}
 	asked := false
 	err = Poll(ctx, c.cfg.Clock, Backoff{}, func(ctx context.Context) (bool, error) {
-		// The operation that the caller passed may be done already.
+		// op may already be done.
 		if !asked {
 			asked = true
 			return op.Done, nil
@@ -135,8 +135,7 @@ func tpuOperationError(op *tpuapi.Operation) *OperationError {
 	var meta struct {
 		Target string `json:"target"`
 	}
-	// Metadata only adds the name of the target. If it cannot be read, the error
-	// itself is still returned.
+	// Metadata only has the name of the target. Without it, the error is still returned.
 	_ = json.Unmarshal(op.Metadata, &meta)
 	e := &OperationError{
 		Code:    int(op.Error.Code),

@@ -17,9 +17,9 @@ import (
 	"google.golang.org/api/serviceusage/v1"
 )
 
-// quotaHeader names a project. A call counts against the quota of that project. The APIs of
-// this file refuse a person's credentials without it. If Config or the credentials have a
-// quota project, authTransport sends that project instead.
+// quotaHeader names the project whose quota a call uses. Without it, the APIs of this file
+// refuse a person's credentials. A quota project of Config or of the credentials replaces
+// it; see authTransport.
 const quotaHeader = "X-Goog-User-Project"
 
 // projectOptions returns the options for a client of an API about the project itself.
@@ -47,8 +47,8 @@ func (c *Client) resourceManager(ctx context.Context) (*cloudresourcemanager.Ser
 	return svc, nil
 }
 
-// askProject makes a call of an API about the project itself. The parameter what describes
-// the call in errors.
+// askProject makes a call of an API about the project itself. what describes the call in
+// errors.
 func askProject[T any, C interface {
 	Context(ctx context.Context) C
 	Header() http.Header
@@ -63,8 +63,8 @@ func askProject[T any, C interface {
 	return answer, err
 }
 
-// Enabled reports for each named API, such as tpu.googleapis.com, whether it is
-// enabled in the project.
+// Enabled reports which of the APIs, for example tpu.googleapis.com, are enabled in the
+// project.
 func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, error) {
 	opts, err := c.projectOptions("Service Usage", c.cfg.ServiceUsageEndpoint)
 	if err != nil {
@@ -90,9 +90,8 @@ func (c *Client) Enabled(ctx context.Context, apis ...string) (map[string]bool, 
 	return enabled, nil
 }
 
-// Lacking returns which of the permissions the caller does not have for the whole project.
-// The caller may still have them on single resources of the project. permissions has at
-// most 100 entries.
+// Lacking returns the permissions that the caller lacks for the whole project. The caller
+// may have them on single resources. permissions has at most 100 entries.
 func (c *Client) Lacking(ctx context.Context, permissions []string) ([]string, error) {
 	svc, err := c.resourceManager(ctx)
 	if err != nil {
@@ -123,14 +122,14 @@ type Binding struct {
 	Conditional bool     // the members have the role only under a condition
 }
 
-// Policy returns the bindings of the project's own policy. Roles that a folder or the
-// organization above the project gives are not in it.
+// Policy returns the bindings of the project's own policy, without those of the folder or
+// the organization above.
 func (c *Client) Policy(ctx context.Context) ([]Binding, error) {
 	svc, err := c.resourceManager(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// With a lower version, the API leaves out the conditions of bindings.
+	// With a lower version, the API omits the conditions of bindings.
 	request := &cloudresourcemanager.GetIamPolicyRequest{Options: &cloudresourcemanager.GetPolicyOptions{RequestedPolicyVersion: 3}}
 	policy, err := askProject(ctx, c, fmt.Sprintf("read the policy of project %q", c.cfg.Project), svc.Projects.GetIamPolicy(c.cfg.Project, request))
 	if err != nil {
@@ -143,28 +142,27 @@ func (c *Client) Policy(ctx context.Context) ([]Binding, error) {
 	return bindings, nil
 }
 
-// RoleFor returns the smallest usual role that has a permission, or "" if none is
-// known.
+// RoleFor returns the smallest usual role with a permission, or "".
 func RoleFor(permission string) string { return roleFor(permission) }
 
-// A QuotaInfo is one quota of an API, as Cloud Quotas describes it.
+// A QuotaInfo is one quota of an API, according to Cloud Quotas.
 type QuotaInfo struct {
-	ID     string // as in errors of the API: TPUV6EPerProjectPerZoneForTPUAPI
+	ID     string // as in the API's errors: TPUV6EPerProjectPerZoneForTPUAPI
 	Limits []QuotaLimit
 }
 
 // A QuotaLimit is the limit of a quota in some places.
 type QuotaLimit struct {
-	Dimensions map[string]string // zone or region; empty: where no other limit applies
-	Locations  []string          // the locations to which it applies
+	Dimensions map[string]string // zone or region; empty: wherever no other limit applies
+	Locations  []string          // the limit applies there
 	Value      int64             // -1: no limit
 }
 
-// Unlimited is the Value of a quota without a limit.
+// Unlimited is a Value without limit.
 const Unlimited = -1
 
-// In returns the limit of the quota in a zone, and its dimension: "zone=Z" or
-// "region=R". ok is false if no limit of the quota applies to the zone.
+// In returns the limit of the quota in a zone, and its dimension: "zone=Z" or "region=R".
+// ok is false if no limit applies there.
 func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
 	region := Region(zone)
 	for _, place := range []struct{ key, name string }{{"zone", zone}, {"region", region}} {
@@ -191,11 +189,11 @@ func (q QuotaInfo) In(zone string) (value int64, dimension string, ok bool) {
 // for it.
 const quotasRoot = "https://cloudquotas.googleapis.com"
 
-// largestAnswer limits the bytes of an answer. The quotas of one API are the largest.
+// largestAnswer limits the bytes of an answer. The largest is the list of an API's quotas.
 const largestAnswer = 32 << 20
 
-// Quotas returns the quotas of an API, such as tpu.googleapis.com. It returns the
-// limits, not the usage.
+// Quotas returns the quotas of an API, for example tpu.googleapis.com: the limits, not the
+// usage.
 func (c *Client) Quotas(ctx context.Context, api string) ([]QuotaInfo, error) {
 	root := quotasRoot
 	if c.cfg.QuotasEndpoint != "" {
@@ -278,15 +276,15 @@ func (c *Client) getBody(ctx context.Context, address string, header http.Header
 	return io.ReadAll(io.LimitReader(resp.Body, largestAnswer))
 }
 
-// An Identity describes the credentials that calls use.
+// An Identity describes the credentials of calls.
 type Identity struct {
 	Source       string // where they come from, in words
-	Account      string // account of the credentials; empty if they do not name it
-	QuotaProject string // project that calls count for; empty: the API chooses
+	Account      string // account of the credentials, if they name it
+	QuotaProject string // whose quota calls use; empty: the API chooses
 }
 
-// Identify finds the credentials, checks that they give a token, and reads their
-// account. An error means that calls cannot be made with them.
+// Identify finds the credentials, checks that they give a token, and reads their account.
+// After an error, no calls are possible with them.
 func (c *Client) Identify(ctx context.Context) (Identity, error) {
 	var id Identity
 	if c.cfg.DisableAuth {
@@ -316,8 +314,7 @@ func (c *Client) Identify(ctx context.Context) (Identity, error) {
 	return id, nil
 }
 
-// Email returns the account of the credentials. If the credentials do not name it, that is
-// an error.
+// Email returns the account of the credentials. Credentials without a name are an error.
 func (c *Client) Email(ctx context.Context) (string, error) {
 	opts, err := c.OSLoginOptions()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 type ReadOnlyError struct {
 	Method string
 	URL    string
-	Body   []byte // the body that would have been sent
+	Body   []byte // body of that request
 }
 
 func (e *ReadOnlyError) Error() string {
@@ -25,14 +25,13 @@ func (e *ReadOnlyError) Error() string {
 // Fault returns fault.Internal.
 func (e *ReadOnlyError) Fault() fault.Kind { return fault.Internal }
 
-// reads lists the path suffixes of POST requests that only read. Every other request
-// but GET and HEAD may change something.
+// reads has the ends of paths of POST requests that only read. Every other request except
+// GET and HEAD may change something.
 var reads = []string{":getGuestAttributes", ":testIamPermissions", "/testIamPermissions", ":getIamPolicy", "/listManagedInstances"}
 
-// readOnly sends only requests that change nothing.
 type readOnly struct{ base http.RoundTripper }
 
-// CloseIdleConnections is for http.Client, which calls it.
+// CloseIdleConnections is called by http.Client.
 func (t readOnly) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()

@@ -12,8 +12,7 @@ import (
 	"multihost/internal/gcp"
 )
 
-// A client that only reads sends no request that could change something. Its error has the
-// request that was not sent.
+// The error has the request that was not sent.
 func TestAReadOnlyClientOnlyReads(t *testing.T) {
 	f := setUp(t, func(c *gcp.Config) { c.ReadOnly = true }, answer(200, `{}`))
 	svc, err := f.client.TPU(t.Context())

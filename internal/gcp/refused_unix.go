@@ -4,5 +4,5 @@ package gcp
 
 import "syscall"
 
-// errRefused is the error of a connection to a port on which nothing listens.
+// errRefused is the error of a connection to a port without a listener.
 const errRefused = syscall.ECONNREFUSED

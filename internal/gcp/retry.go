@@ -15,28 +15,26 @@ import (
 	"multihost/internal/event"
 )
 
-// tryLimit limits one try of a call. Without it, an answer that stops half-way would
-// block the call for ever. The longest legitimate call of these APIs, a list page of
-// a large project, takes a few seconds.
+// tryLimit limits one try of a call. Without it, an answer that stops half-way would block
+// the call for ever. The longest usual call of these APIs, a list page of a large project,
+// takes a few seconds.
 const tryLimit = 90 * time.Second
 
 // retryPause is the pause between tries, before jitter.
 var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, Factor: 2}
 
-// Do runs call, which makes one request. It retries failures that go away by themselves.
-// These are rate limits (429), 500, 502, 503, 504, 408, connections that break or time out,
-// and resources that the API says are not ready yet. Pauses grow, have jitter, and are
-// never shorter than the server's Retry-After. Do gives up when the next pause would exceed
-// Config.MaxRetry.
+// Do runs call, which makes one request. It retries temporary failures: rate limits (429),
+// 500, 502, 503, 504, 408, connections that break or time out, and resources that are not
+// ready yet according to the API. Pauses grow, have jitter, and are never shorter than the
+// server's Retry-After. Do gives up when the next pause would exceed Config.MaxRetry.
 //
-// If credentials that had worked before are refused, Do reports it once, with the command
-// that renews them. It retries for up to Config.LoginWait; see Unattended.
+// If credentials that had worked are refused, Do reports it once, with the command that
+// renews them. It then retries for up to Config.LoginWait; see Unattended.
 //
-// The parameter what describes the work in errors and events: `create network "mtu9k"`. A
-// failure of the API is an *Error that wraps the client library's own error. When ctx ends,
-// Do returns its cause at once. It does not run call again, and reports no retry. A call
-// that changes something must be safe to repeat: give it a request id that stays the same
-// over the tries.
+// what describes the work in errors and events: `create network "mtu9k"`. A failure of the
+// API is an *Error that wraps the client library's error. When ctx ends, Do returns its
+// cause at once, without another call and without a report. A call that changes something
+// must be safe to repeat: give it a request id that stays the same over the tries.
 func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Context) error) error {
 	start := c.cfg.Clock.Now()
 	pause := retryPause.First
@@ -62,10 +60,10 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			if err := Sleep(ctx, c.cfg.Clock, delay); err != nil {
 				return prefix(what, err)
 			}
-			start = c.cfg.Clock.Now() // time without a login does not count
+			start = c.cfg.Clock.Now() // without the time without a login
 			continue
 		}
-		if strangeServer(err) && c.login.hasWorked() { // perhaps a laptop is now in a network with a login page
+		if strangeServer(err) && c.login.hasWorked() { // a laptop may now be in a network with a login page
 			e.Class = Unavailable
 		} else if !retryable(err) {
 			return e
@@ -86,11 +84,11 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 	}
 }
 
-// refused reports whether a call failed because its credentials were refused or
-// missing. It updates the state of the login.
+// refused reports whether a call failed because of refused or missing credentials. It
+// updates the state of the login.
 func (c *Client) refused(e *Error) bool {
 	if e.Class != Unauthenticated {
-		if e.HTTP != 0 { // the API gives this answer only to valid credentials
+		if e.HTTP != 0 { // the API answers so only to valid credentials
 			c.login.works()
 		}
 		return false
@@ -99,7 +97,7 @@ func (c *Client) refused(e *Error) bool {
 	return true
 }
 
-// remedy returns the command that renews the credentials that err is about.
+// remedy returns the command that renews the credentials in err.
 func (c *Client) remedy(err error) string {
 	var ce *CredentialsError
 	if errors.As(err, &ce) {
@@ -125,7 +123,7 @@ func (w *loginWait) next(ctx context.Context, cfg Config) (pause time.Duration, 
 	return pause, ctx.Value(unattended{}) == nil && now.Sub(w.begin)+pause <= cfg.LoginWait
 }
 
-// slowAnswer is how long an answer may take before the user is told about the wait.
+// slowAnswer is the duration of a call after which the user is told of the wait.
 const slowAnswer = 30 * time.Second
 
 // try runs call once, for at most tryLimit. It reports a call that takes slowAnswer.
@@ -142,8 +140,8 @@ func (c *Client) try(ctx context.Context, what string, call func(ctx context.Con
 
 var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
 
-// sayWaiting reports a call without an answer. Of all calls of c it reports one a minute.
-// An API that is slow for one call is slow for all of them.
+// sayWaiting reports a call without an answer: one a minute for all calls of c, because an
+// API that is slow for one call is slow for all.
 func (c *Client) sayWaiting(what string) {
 	now, told := time.Now(), c.waiting.Load()
 	if told != nil && now.Sub(*told) < time.Minute || !c.waiting.CompareAndSwap(told, &now) {
@@ -163,13 +161,13 @@ func (c *Client) sayRetry(e *Error, try int, delay, waited time.Duration) {
 	event.Notef(c.cfg.Sink, level, "", "%v; try %d in %v", e, try+1, delay.Round(100*time.Millisecond))
 }
 
-// jitter returns a random time between half of d and d, so that clients that failed
-// at the same moment do not retry at the same moment.
+// jitter returns a random time between half of d and d, so that clients that failed at the
+// same moment retry at different moments.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// retryAfter returns how long the server asked to wait, or 0.
+// retryAfter returns the pause that the server asked for, or 0.
 func retryAfter(err error, now time.Time) time.Duration {
 	var ge *googleapi.Error
 	if !errors.As(err, &ge) {
@@ -197,7 +195,7 @@ func retryAfter(err error, now time.Time) time.Duration {
 	return 0
 }
 
-// prefix puts the text what in front of err, unless err begins with it already.
+// prefix puts what in front of err, unless err already begins with it.
 func prefix(what string, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.What == what {

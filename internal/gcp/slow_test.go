@@ -13,8 +13,8 @@ import (
 	"multihost/internal/event"
 )
 
-// TestASlowAnswerIsReported makes several calls wait at once. One line reports all of them,
-// and the next line comes a minute later.
+// Several calls wait at the same time. One line reports all of them, and the next line
+// comes a minute later.
 func TestASlowAnswerIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said []string

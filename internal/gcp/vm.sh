@@ -1,17 +1,17 @@
 #!/bin/bash
 # Functions for scripts on a VM: they read the metadata server, call Google's APIs with the
-# VM's own token, and delete the resource that the VM belongs to. The provider of the slices
-# describes each deletion as data. This file stands before the script that uses it. json.sh
-# of package remote stands between the two.
+# VM's own token, and delete the VM's own resource. The provider of the slices gives each
+# deletion as data. json.sh of package remote follows this file, then the script that uses
+# both.
 #
-# A failed call leaves its HTTP status in $status (000 if there was no answer) and a text
-# for people in $why. No token appears in an argument, in a file or in these texts.
+# A failed call leaves its HTTP status in $status (000: no answer) and a text in $why. No
+# token is in an argument, a file or these texts.
 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance
 reply='' status='' why=''
 
 # instance PATH: prints a value of the metadata server. If it fails, it prints the error and
-# returns 1. Only the last try may print errors. The errors of tries before a successful one
-# must not get into the value.
+# returns 1. Only the last try may print errors, so that errors of earlier tries do not get
+# into the value.
 instance() {
   local value
   value=$(curl -s -f --max-time 10 --retry 6 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/$1") ||
@@ -22,15 +22,15 @@ instance() {
   printf '%s' "$value"
 }
 
-# attribute KEY TEXT: sets a guest attribute of this worker, which others can read.
+# attribute KEY TEXT: sets a guest attribute of this worker, which other machines can read.
 attribute() {
   status=$(curl -sS -o /dev/null -w '%{http_code}' --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data-binary "$2" \
     "$metadata/guest-attributes/multihost/$1" 2>/dev/null)
   [[ $status == 2?? ]]
 }
 
-# access_token answers with the VM's token. It asks for a new one each time, because tokens
-# expire. It never shows the text from the server, because even a malformed text may contain
+# access_token sets $REPLY to the VM's token. It asks for a new one each time, because
+# tokens expire. It never shows the server's text, because even a malformed text may contain
 # a token.
 access_token() {
   local json
@@ -47,13 +47,13 @@ access_token() {
   return 1
 }
 
-# said TEXT: adds the first message of curl in TEXT to $why, at most 200 characters of it.
+# said TEXT: adds curl's first message in TEXT to $why, at most 200 characters of it.
 said() {
   if [[ $1 =~ curl:\ [^$'\n']* ]]; then why+=": ${BASH_REMATCH[0]:0:200}"; fi
 }
 
 # api METHOD URL CURL-ARGS...: calls an API and puts the answer into $reply, unless
-# CURL-ARGS has -o. The token goes to curl on stdin, because every user of the VM can read
+# CURL-ARGS has -o. curl gets the token on stdin, because every user of the VM can read
 # arguments. URL may come from a user of the VM, so curl must not take it for an option or a
 # file.
 api() {
@@ -66,8 +66,7 @@ api() {
     printf 'header = "Authorization: Bearer %s"\n' "$REPLY" |
       curl -sS -K - -X "$method" -w '\n%{http_code}' --connect-timeout 10 --max-time 60 --speed-limit 1 --speed-time 60 --globoff --proto =http,https "$@" --url "$url" 2>&1
   ); then
-    # This includes an answer that broke off after its status: an incomplete answer does not
-    # count.
+    # An answer that broke off after its status counts as none.
     why='no answer'
     said "$reply"
     reply=''
@@ -96,9 +95,8 @@ fetch() {
 }
 
 # delete_resources DELETION...: calls delete_resource for each, in order. It continues after
-# a resource whose deletion was not requested. It fails if every resource that is left
-# belongs to another run. A deletion that was accepted may fail later, so until the run's
-# own resources are gone, the caller may try again.
+# a failure. It fails if every resource that is left belongs to another run. The caller may
+# retry until the run's own resources are gone, because an accepted deletion may fail later.
 delete_resources() {
   local deletion trouble='' foreign='' there=''
   for deletion in "${@-}"; do
@@ -114,12 +112,12 @@ delete_resources() {
 }
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
-# JSON, a Deletion of package agent, which says how the resource is deleted. delete_resource
-# never deletes a resource that it could not read, or that lacks the proof in its field. It
-# deletes only the same resource that it has read. It fails if the resource is another
-# run's. If it succeeds and $why is empty, the deletion was requested or the resource is
-# gone. If $why has a text, the deletion was not requested, and the caller may try again. If
-# the resource is the run's and nothing has shown that it is gone, delete_resource sets there.
+# JSON, a Deletion of package agent, which says how to delete the resource. Without a
+# successful read, and without the proof in its field, the resource stays. Only the resource
+# that was read is deleted. delete_resource fails if the resource belongs to another run. If
+# it succeeds and $why is empty, it has requested the deletion, or the resource is gone.
+# Otherwise $why has a text, and the caller may retry. If the resource belongs to the run
+# and may still exist, delete_resource sets there.
 delete_resource() {
   local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
   local -a strings
@@ -133,14 +131,14 @@ delete_resource() {
     why='the terms name another resource to delete: it stays'
   elif ! api GET "$read"; then
     why="it cannot be read: $why"
-    if [[ $status == 404 ]]; then why=''; fi # it is gone; go on with the next one
+    if [[ $status == 404 ]]; then why=''; fi # it is gone; continue with the next one
   elif ! json_strings "$reply" "$proof_path" || [[ $reply =~ ^[[:space:]]*\{[[:space:]]*\}[[:space:]]*$ ]]; then
     why='it cannot be read: the answer is no JSON object'
   elif ! all_are "$proof_value"; then
     why='it is not of this run: it stays'
     return 1
   elif [[ $going_path ]] && json_strings "$reply" "$going_path" && all_are "$going_value"; then
-    there=yes # it is being deleted already
+    there=yes # it is already being deleted
   elif api "$method" "$url"; then
     there=yes why=''
   elif [[ $status == 404 ]]; then
@@ -149,7 +147,7 @@ delete_resource() {
   return 0
 }
 
-# all_are VALUE: succeeds if every one of $strings is VALUE.
+# all_are VALUE: succeeds if all $strings are VALUE.
 all_are() {
   local text
   for text in "${strings[@]}"; do

@@ -14,9 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// If an answer breaks off after its status, it does not count. If only half of a queued
-// resource was read, it is not deleted. It does not count as another run's either, because
-// then nobody would ever delete it.
+// An answer that breaks off after its status is none. With half of an answer about a queued
+// resource, the worker does not delete the resource. It does not take the resource for
+// another run's either, because then nobody would ever delete it.
 func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	testkit.Need(t, "curl")
 	const (
@@ -93,7 +93,7 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	}
 }
 
-// An answer that should contain a token is never shown, because it may contain one.
+// An answer that should contain a token is never shown.
 func TestNoTokenInAMessageOfAWorker(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "curl")

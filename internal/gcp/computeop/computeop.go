@@ -1,5 +1,5 @@
-// Package computeop reads failures out of operations of Compute Engine. It is separate from
-// gcp because a program with Google's types of Compute Engine is half as large again.
+// Package computeop reads failures from operations of Compute Engine. It is separate from
+// gcp, because Google's types of Compute Engine make a program half as large again.
 package computeop
 
 import (
