@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Append appends text to a file. It makes the file and its directory if they do not exist.
+// Append appends text to a file, which it makes with its directory if necessary.
 func Append(t testing.TB, path, text string) {
 	t.Helper()
 	Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -19,8 +19,8 @@ func Append(t testing.TB, path, text string) {
 	Must(t, err)
 }
 
-// Steps returns what a training prints in MaxText's format for the steps from … to-1. Each
-// step takes this number of seconds.
+// Steps returns what a training prints in MaxText's format for the steps from … to-1, each
+// of which takes that many seconds.
 func Steps(from, to int, seconds float64) string {
 	var b strings.Builder
 	for step := from; step < to; step++ {

@@ -2,7 +2,7 @@ package testkit
 
 import "testing"
 
-// If err is not nil, Must ends the test with it.
+// Must ends the test with err unless err is nil.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

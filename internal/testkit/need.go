@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// packages maps each program that a test may need to its Debian package. It has the same
-// programs that .ci/tools installs.
+// packages maps each program that a test may need to its Debian package. .ci/tools installs
+// the same programs.
 func packages() map[string]string {
 	return map[string]string{
 		"chromium":   "chromium",
@@ -48,8 +48,8 @@ func packages() map[string]string {
 	}
 }
 
-// Need returns the path of program. If program or one of more is not installed, it ends
-// the test as Lacks does.
+// Need returns the path of program. If program or one of more is not installed, it ends the
+// test like Lacks.
 func Need(t testing.TB, program string, more ...string) string {
 	t.Helper()
 	path := find(t, program)
@@ -67,7 +67,7 @@ func find(t testing.TB, program string) string {
 	}
 	path, err := exec.LookPath(program)
 	if err != nil && !strings.Contains(program, "/") {
-		path, err = exec.LookPath("/usr/sbin/" + program) // not on every user's PATH
+		path, err = exec.LookPath("/usr/sbin/" + program) // not in every user's PATH
 	}
 	if err != nil {
 		Lacks(t, "%s is not installed (Debian package %s)", program, pkg)
@@ -75,14 +75,14 @@ func find(t testing.TB, program string) string {
 	return path
 }
 
-// NeedWorker ends the test as Lacks does unless this machine has the programs that our
-// scripts need on a worker. Every image of a TPU VM has them.
+// NeedWorker ends the test like Lacks unless this machine has the programs that our scripts
+// need on a worker. Every image of a TPU VM has them.
 func NeedWorker(t testing.TB) {
 	t.Helper()
 	Need(t, "curl", "gzip", "ps", "setsid", "tar")
 }
 
-// NeedRoot ends the test as Lacks does unless root runs it.
+// NeedRoot ends the test like Lacks unless root runs it.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -90,8 +90,7 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// NeedVenv ends the test as Lacks does unless python3 can make virtual environments with
-// pip.
+// NeedVenv ends the test like Lacks unless python3 can make virtual environments with pip.
 func NeedVenv(t testing.TB) {
 	t.Helper()
 	if out, err := exec.Command(Need(t, "python3"), "-c", "import ensurepip, venv").CombinedOutput(); err != nil {
@@ -99,9 +98,9 @@ func NeedVenv(t testing.TB) {
 	}
 }
 
-// Lacks ends a test that needs something which this machine lacks. format says what this
-// is. It skips the test. If MULTIHOST_REQUIRE_TOOLS=1 says that everything is installed, it
-// fails the test.
+// Lacks ends a test that needs something that this machine lacks. format says what. It
+// skips the test. With MULTIHOST_REQUIRE_TOOLS=1, which says that everything is installed,
+// it fails the test.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {

@@ -2,6 +2,6 @@
 
 package testkit
 
-// RaceDetector says whether the tests run under the race detector. The race detector needs
-// several times the CPU time and memory. So tests do not check limits on these then.
+// RaceDetector says whether the tests run under the race detector, which needs several
+// times the CPU time and memory. Then tests do not check limits on these.
 const RaceDetector = false

@@ -19,9 +19,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestNothingIsSaidInTheOrderOfAMap: a map has no order. A loop over a map may make output,
-// an error or a list. The result then differs from run to run, unless the code sorts the
-// keys first or takes the order from a slice.
+// A map has no order. If a loop over a map makes output, an error or a list, the result
+// differs from run to run, unless the code sorts the keys first or takes the order from a
+// slice.
 func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 	testkit.OnlyInAll(t, "nothing: it reads the types of the whole program")
 	fset := token.NewFileSet()
@@ -47,7 +47,7 @@ func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 		ranges += n
 		for _, f := range found {
 			if p.ImportPath == "multihost/internal/sshfan" && strings.HasPrefix(f.text, "links grows") {
-				continue // the order does not matter, because each element is checked or ended by itself
+				continue // the order does not matter: each element is checked or ended alone
 			}
 			t.Errorf("%s: %s", fset.Position(f.at), f.text)
 		}
@@ -58,7 +58,7 @@ func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 }
 
 // exportedPackages returns the packages of the module. It puts the files with the types of
-// everything that they import into exports.
+// all imports into exports.
 func exportedPackages(t *testing.T, exports map[string]string) (own []pkg) {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-export", "-deps", "-json=ImportPath,GoFiles,Dir,Export", "multihost/cmd/...", "multihost/internal/...").Output()
@@ -82,7 +82,8 @@ func exportedPackages(t *testing.T, exports map[string]string) (own []pkg) {
 	}
 }
 
-// checkOrder counts the loops over maps. It finds those whose order is visible in a result.
+// checkOrder counts the loops over maps, and finds those whose order is visible in a
+// result.
 func checkOrder(t *testing.T, fset *token.FileSet, path string, files []*ast.File, imports types.Importer) (ranges int, found []finding) {
 	t.Helper()
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}
@@ -118,7 +119,7 @@ func overMap(info *types.Info, x ast.Expr) bool {
 	return ok
 }
 
-// seenIn says by what the order of a loop is visible outside, or "".
+// seenIn says what shows the order of a loop, or "".
 func seenIn(info *types.Info, decl ast.Decl, loop *ast.RangeStmt) (why string) {
 	ast.Inspect(loop.Body, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -166,8 +167,8 @@ func sorted(decl ast.Decl, after token.Pos, name string) (yes bool) {
 	return yes
 }
 
-// local reports whether what grows belongs to one round of the loop. It is then a variable
-// of that round, or an element with the loop's key.
+// local reports whether the growing variable belongs to one round of the loop: it is a
+// variable of that round, or an element with the loop's key.
 func local(loop *ast.RangeStmt, name string) (yes bool) {
 	ast.Inspect(loop, func(n ast.Node) bool {
 		switch n := n.(type) {

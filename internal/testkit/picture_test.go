@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// mostPicture is how many lines docs/ARCHITECTURE.md may have. A reader cannot take in more
-// at once. Decisions stand beside the code that they explain.
+// mostPicture limits the lines of docs/ARCHITECTURE.md, because a reader cannot take in
+// more at once. Decisions stand beside the code that they explain.
 const mostPicture = 150
 
-// TestPictureHasEveryPackage compares docs/ARCHITECTURE.md with the packages that exist.
+// docs/ARCHITECTURE.md has all packages, and no others.
 func TestPictureHasEveryPackage(t *testing.T) {
 	data, err := os.ReadFile("../../docs/ARCHITECTURE.md")
 	if err != nil {

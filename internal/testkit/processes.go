@@ -7,8 +7,8 @@ import (
 )
 
 // Processes returns the processes of this machine that have a text in one of their files in
-// /proc. file is the name of that file, such as "environ" or "cmdline". Words in these
-// files end with a zero byte.
+// /proc. file is the name of that file, for example "environ" or "cmdline". Words in these
+// files end with a NUL.
 func Processes(file, text string) (pids []int) {
 	dir, err := os.Open("/proc")
 	if err != nil {

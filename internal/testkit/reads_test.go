@@ -10,14 +10,13 @@ import (
 	"testing"
 )
 
-// TestNoReadEndsUnasked: a bufio.Scanner stops in the same way at the end of a file, at a
-// line that is too long, and at a read error. So code that loops over a Scanner must check
-// the Scanner's error. Code that gets the last piece from a bufio.Reader must also check
-// the error that comes with it.
+// A bufio.Scanner stops in the same way at the end of a file, at a line that is too long,
+// and at a read error. So a loop over a Scanner must check the Scanner's error. Code that
+// gets the last piece from a bufio.Reader must check the error that comes with it.
 func TestNoReadEndsUnasked(t *testing.T) {
 	files := 0
 	for _, p := range packages(t) {
-		paths, err := filepath.Glob(filepath.Join(p.Dir, "*.go")) // GoFiles are only the files for this system
+		paths, err := filepath.Glob(filepath.Join(p.Dir, "*.go")) // GoFiles has only the files for this system
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,8 +45,8 @@ type finding struct {
 	text string
 }
 
-// unaskedReads finds scanners whose Err is not used in the function that has them. It also
-// finds reads whose error is dropped.
+// unaskedReads finds functions that use a Scanner and not its Err, and reads whose error is
+// dropped.
 func unaskedReads(file *ast.File) (found []finding) {
 	known := map[ast.Node]bool{} // calls and types whose scanner has a name
 	for _, decl := range file.Decls {
@@ -107,8 +106,7 @@ func unaskedReads(file *ast.File) (found []finding) {
 	return found
 }
 
-// droppedError finds an assignment that keeps the data of a read and drops the error, which
-// says why there is no more.
+// droppedError finds an assignment that keeps the data of a read and drops its error.
 func droppedError(n *ast.AssignStmt) []finding {
 	last, ok := n.Lhs[len(n.Lhs)-1].(*ast.Ident)
 	if !ok || last.Name != "_" || len(n.Rhs) != 1 || len(n.Lhs) < 2 {
@@ -143,7 +141,8 @@ func isName(e ast.Expr, name string) bool {
 	return ok && id.Name == name
 }
 
-// e is a call of a method of a variable. methodOf returns the names of both.
+// methodOf returns the names of the variable and the method if e is a call of a variable's
+// method.
 func methodOf(e ast.Expr) (name, method string) {
 	call, ok := e.(*ast.CallExpr)
 	if !ok {

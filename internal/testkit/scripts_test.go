@@ -11,8 +11,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// apart are scripts that do not begin with the prelude. These are programs of the
-// simulator's workers, and scripts that run without one of our connections.
+// apart are scripts without the prelude: programs of the simulator's workers, and scripts
+// that run without our connections.
 var apart = []string{
 	"sim/worker/standin/", "gcp/vm.sh",
 }
@@ -22,7 +22,7 @@ var (
 	answered = regexp.MustCompile(`printf[^\n]*\$\{?nonce|multihost-[a-z]+ 1`)
 )
 
-// All scripts that answer to us use the functions of one prelude.
+// All scripts that answer to us share the functions of one prelude.
 func TestOnePrelude(t *testing.T) {
 	t.Parallel()
 	preludes, err := filepath.Glob("../*/prelude.sh")

@@ -38,7 +38,7 @@ func (r *Recorder) Notes() (notes []event.Note) {
 	return notes
 }
 
-// Said reports whether a note of that level has part in its text or hint.
+// Said reports whether the text or hint of a note of that level contains part.
 func (r *Recorder) Said(level event.Level, part string) bool {
 	return slices.ContainsFunc(r.Notes(), func(n event.Note) bool {
 		return n.Level == level && strings.Contains(n.Text+"\n"+n.Hint, part)

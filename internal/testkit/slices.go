@@ -19,8 +19,7 @@ func WorkerIDs(slices, workers int) (all []tpu.WorkerID) {
 	return all
 }
 
-// ReadySlice returns a slice that can be used, with this number of workers. Its UID is its
-// name.
+// ReadySlice returns a ready slice with that many workers. Its UID is its name.
 func ReadySlice(name string, workers int) tpu.Slice {
 	return tpu.Slice{Name: name, UID: name, State: "READY", Condition: tpu.Usable, Type: fmt.Sprintf("v4-%d", 8*workers), Workers: make([]tpu.Worker, workers)}
 }

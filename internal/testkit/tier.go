@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// All reports whether every test runs, as in `make test-all` and CI. MULTIHOST_TESTS=all
-// asks for that. Otherwise tests that call OnlyInAll are left out, and tables with
-// expensive rows run only a part of them. Any other value fails t.
+// All reports whether every test runs, as in `make test-all` and CI, because of
+// MULTIHOST_TESTS=all. Otherwise tests that call OnlyInAll are skipped, and only a part of
+// expensive tables runs. Any other value fails t.
 func All(t testing.TB) bool {
 	t.Helper()
 	switch value := os.Getenv("MULTIHOST_TESTS"); value {
@@ -21,8 +21,8 @@ func All(t testing.TB) bool {
 	}
 }
 
-// OnlyInAll leaves a test out of `make test` because the test is expensive. see names the
-// tests of the same subject that `make test` still runs.
+// OnlyInAll skips an expensive test in `make test`. see names the tests of the same subject
+// that `make test` runs.
 func OnlyInAll(t testing.TB, see string) {
 	t.Helper()
 	if !All(t) {
@@ -30,8 +30,8 @@ func OnlyInAll(t testing.TB, see string) {
 	}
 }
 
-// Some returns every nth row of an expensive table. The first row is always among them. In
-// `make test-all` it returns all rows.
+// Some returns every nth row of an expensive table, from the first on. In `make test-all`
+// it returns all rows.
 func Some[Row any](t testing.TB, rows []Row, n int) (some []Row) {
 	t.Helper()
 	if All(t) {

@@ -28,7 +28,7 @@ func TestOnlyAllRunsWhatIsExpensive(t *testing.T) {
 	}
 }
 
-// make test runs a part of an expensive table. The first row is always in this part.
+// make test runs a part of an expensive table, always with the first row.
 func TestSomeRowsRunUnlessAllDo(t *testing.T) {
 	for value, want := range map[string]string{"": "[1 3 5]", "all": "[1 2 3 4 5]"} {
 		t.Setenv("MULTIHOST_TESTS", value)
@@ -38,7 +38,7 @@ func TestSomeRowsRunUnlessAllDo(t *testing.T) {
 	}
 }
 
-// CI runs all tests. A change of .ci/run or of the Makefile must not make it run fewer.
+// CI runs all tests, even after a change of .ci/run or of the Makefile.
 func TestCIRunsAll(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Eventually waits until a condition holds. After two minutes the test fails.
+// Eventually waits until a condition holds. After two minutes it fails the test.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	if !Await(2*time.Minute, holds) {
@@ -15,9 +15,9 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Await waits until a condition holds. It reports whether the condition held before the
-// limit. If a look takes long, or the wait has lasted long, it looks less often: what the
-// test waits for needs the processor.
+// Await waits until a condition holds. It returns false after the limit. In a long wait, or
+// if a look takes long, it looks less often, because the code under test needs the
+// processor.
 func Await(limit time.Duration, holds func() bool) bool {
 	begin := time.Now()
 	for {
@@ -33,14 +33,14 @@ func Await(limit time.Duration, holds func() bool) bool {
 	}
 }
 
-// pause returns how long to wait before the next look. took is how long the last look took,
-// and waited is how long the wait has lasted. So a test learns of the change late by at
-// most a fiftieth of its wait, or by ten times the length of a look.
+// pause returns the time until the next look. took is the length of the last look, and
+// waited is the length of the wait so far. The test learns of a change late by at most a
+// fiftieth of its wait, or by ten looks.
 func pause(took, waited time.Duration) time.Duration {
 	return min(max(2*time.Millisecond, 9*took, waited/50), 100*time.Millisecond)
 }
 
-// A Buffer can be read while it is written.
+// A Buffer can be read during writes.
 type Buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -53,7 +53,7 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// String returns what has been written so far.
+// String returns the text so far.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 	"multihost/internal/testkit"
 )
 
-// After a long look, or in a long wait, the pause is longer.
 func TestAWaitLeavesTheProcessorToOthers(t *testing.T) {
 	for _, row := range []struct {
 		look, limit time.Duration

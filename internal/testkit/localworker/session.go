@@ -22,11 +22,11 @@ type session struct {
 	unwatch   func() bool
 
 	done   chan struct{} // closed when the process and its output have ended
-	status remote.Status // read only after done is closed
+	status remote.Status // read it only after done is closed
 
 	once    sync.Once
-	aborted chan struct{} // closed when we end the session
-	cause   error         // why we have ended it; read only after aborted is closed
+	aborted chan struct{} // closed when our side ends the session
+	cause   error         // why our side has ended it; read it only after aborted is closed
 }
 
 func (s *session) exec() error {
@@ -175,7 +175,7 @@ func (w stdin) Close() error {
 	return nil
 }
 
-// explain returns why the input takes nothing more.
+// explain returns why the input takes no more bytes.
 func (w stdin) explain(err error) error {
 	if err == nil {
 		return nil

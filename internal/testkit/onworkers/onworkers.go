@@ -1,7 +1,7 @@
 //go:build unix
 
 // Package onworkers is for tests of packages above package workers. It gives them a user's
-// machine that reaches local workers.
+// machine with local workers.
 package onworkers
 
 import (
@@ -21,14 +21,14 @@ import (
 	"multihost/internal/workers"
 )
 
-// A Machine is a user's machine: it reaches workers and keeps records.
+// A Machine is a user's machine, with workers and records.
 type Machine struct {
 	*workers.Reach
 	*record.Keeper
 }
 
-// Deps returns the machine of ann@laptop. The Recorder has what its commands say. The
-// machine reaches the workers of the fleet. It keeps its records in a directory of its own.
+// Deps returns the machine of ann@laptop, with the workers of the fleet and a directory of
+// its own for records. The Recorder has the messages of its commands.
 func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Machine, *testkit.Recorder) {
 	t.Helper()
 	said := &testkit.Recorder{}

@@ -27,21 +27,21 @@ type Cloud struct {
 	T   *testing.T
 	Sim *sim.Server
 	GCP *gcp.Client
-	Log *testkit.Recorder // records what the client says
+	Log *testkit.Recorder // messages of the client
 
 	mu        sync.Mutex
 	interpose func(w http.ResponseWriter, r *http.Request) (done bool)
 }
 
 const (
-	Zone   = sim.DefaultZone   // zone of the client
-	Bucket = sim.DefaultBucket // the only bucket of the simulator
+	Zone   = sim.DefaultZone   // of the client
+	Bucket = sim.DefaultBucket // the simulator's only bucket
 )
 
-// Start starts a simulator whose states change every few milliseconds. It makes the test a
-// parallel one. The client's clock runs fast, so that its pauses of seconds take little
-// time. If cfg has no Workers, the workers have only host keys. One slice already exists.
-// It is called other, is on the network mtu9k, and belongs to no queued resource.
+// Start starts a simulator whose states change every few milliseconds, and makes the test a
+// parallel one. The client's clock runs fast, so that pauses of seconds take little time.
+// If cfg has no Workers, the workers have only host keys. One slice already exists: other,
+// on the network mtu9k, without a queued resource.
 func Start(t *testing.T, cfg sim.Config) *Cloud {
 	t.Helper()
 	t.Parallel()
@@ -69,7 +69,7 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	}
 	forward := httputil.NewSingleHostReverseProxy(target)
 	forward.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {
-		panic(http.ErrAbortHandler) // if the simulator drops a connection, the proxy drops it, too
+		panic(http.ErrAbortHandler) // the simulator drops the connection, so the proxy drops it too
 	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.mu.Lock()
@@ -89,8 +89,8 @@ func Start(t *testing.T, cfg sim.Config) *Cloud {
 	return c
 }
 
-// Intercept passes each call to f before the simulator gets it. f returns true if it has
-// answered the call.
+// Intercept passes each call to f before the simulator. f returns true if it has answered
+// the call.
 func (c *Cloud) Intercept(f func(w http.ResponseWriter, r *http.Request) (done bool)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,9 +133,9 @@ func (c *Cloud) Calls(method, part string) int {
 	return n
 }
 
-// A Backend makes workers that have only host keys.
+// A Backend makes workers with host keys only.
 type Backend struct {
-	NoKeys bool // these workers do not have host keys, either
+	NoKeys bool // even without host keys
 }
 
 // Port implements worker.Backend.
@@ -170,13 +170,13 @@ func (m *machine) HostKeys() map[string]string {
 	}
 }
 
-// WireKey returns the base64 form of bytes that begin as a public key does.
+// WireKey returns the base64 form of bytes that begin like a public key.
 func WireKey(algorithm, rest string) string {
 	b := binary.BigEndian.AppendUint32(nil, uint32(len(algorithm)))
 	return base64.StdEncoding.EncodeToString(append(append(b, algorithm...), rest...))
 }
 
-// PublicKey returns a public key that belongs to owner.
+// PublicKey returns a public key of owner.
 func PublicKey(owner string) string {
 	return "ssh-ed25519 " + WireKey("ssh-ed25519", "key of "+owner)
 }

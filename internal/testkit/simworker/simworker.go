@@ -1,6 +1,6 @@
-// Package simworker starts simulated workers for tests that need a worker at the other end
-// of an SSH connection. It is separate from testkit. Tests inside the packages of the
-// simulator and the SSH engine import testkit.
+// Package simworker starts simulated workers for tests that need SSH. It is separate from
+// testkit, because tests inside the packages of the simulator and the SSH engine import
+// testkit.
 package simworker
 
 import (
@@ -20,16 +20,16 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Config says how the worker differs from the usual worker. The zero value is a worker of a
-// v5e slice on a jumbo network.
+// Config changes the usual worker. The zero value is a worker of a v5e slice on a jumbo
+// network.
 type Config struct {
-	Root    string        // the worker's file system; the default is a new directory
-	Devices []string      // the default is those of one VFIO chip
-	Logins  []string      // users that may log in; the default is tester
+	Root    string        // the worker's file system; default: a new directory
+	Devices []string      // default: those of one VFIO chip
+	Logins  []string      // users that may log in; default: tester
 	SSH     sshfan.Config // Start sets Identity
 
-	// Netns starts workers of the netns backend. They are reached from outside at their own
-	// addresses, which are 10.X.Y.2 and the following. Subnet is "10.X.Y".
+	// Netns starts workers of the netns backend. Their addresses are 10.X.Y.2 and the
+	// following. Subnet is "10.X.Y".
 	Netns  bool
 	Subnet string
 }
@@ -38,12 +38,12 @@ type Config struct {
 // with the test.
 type Worker struct {
 	worker.Machine
-	Root  string // its file system; only with the process backend
-	Addr  string // host:port at which we and the other workers reach it
+	Root  string // file system; only with the process backend
+	Addr  string // host:port for us and the other workers
 	Conns []*sshfan.Conn
 }
 
-// Start starts a worker of the process backend and connects to it. The worker is s0w0.
+// Start starts the worker s0w0 of the process backend and connects to it.
 func Start(t testing.TB, c Config) *Worker {
 	t.Helper()
 	return StartMany(t, 1, c)[0]
@@ -150,7 +150,7 @@ func (c Config) worker(ctx context.Context, backend worker.Backend, i int) (*Wor
 	return w, nil
 }
 
-// Fault sets a fault. words are its text form.
+// Fault sets a fault in its text form.
 func (w *Worker) Fault(t testing.TB, words ...string) {
 	t.Helper()
 	f, err := worker.ParseFault(words...)
@@ -158,7 +158,7 @@ func (w *Worker) Fault(t testing.TB, words ...string) {
 	testkit.Must(t, w.SetFault(f))
 }
 
-// NeedNetns ends the test as testkit.Lacks does if the netns backend cannot work here.
+// NeedNetns ends the test like testkit.Lacks if the netns backend cannot work here.
 func NeedNetns(t testing.TB) {
 	t.Helper()
 	if err := netns.Ready(); err != nil {
