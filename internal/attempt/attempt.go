@@ -19,27 +19,26 @@ import (
 	"multihost/internal/workers"
 )
 
-// An Attempt is one attempt of a run, on workers that are connected.
+// An Attempt is one attempt of a run on connected workers.
 type Attempt struct {
 	*Run
 	History *History
 	Workers *workers.Connected
-	Deletes bool // the slices are deleted after a success
+	Deletes bool // delete the slices after a success
 
 	// Hold is called after the decision and before the first change. The attempt continues
-	// with the context that Hold returns. When the attempt ends, it calls over. Hold may be
-	// nil.
+	// with Hold's context, and at its end calls over. Hold may be nil.
 	Hold func(ctx context.Context) (_ context.Context, over func(), err error)
 
 	Number   int               // set after the decision
 	Follow   *follow.Following // nil until the command is followed
-	Regained bool              // it is the attempt that this runner gave up before
-	rec      *record.Record    // nil until the command is started
-	races    int               // how many times in a row another runner of this run started its command first
+	Regained bool              // this runner had given the attempt up
+	rec      *record.Record    // nil until the command starts
+	races    int               // number of times in a row that another runner of this run was first
 }
 
 // Do runs the command on the workers and follows it to its end. If another runner of the
-// same job has started its command first, Do follows that command.
+// same job was first, Do follows that command.
 func (r *Attempt) Do(ctx context.Context) (stage.Outcome, error) {
 	for r.races = 0; ; r.races++ {
 		out, err := r.try(ctx)
@@ -70,7 +69,7 @@ func (r *Attempt) try(ctx context.Context) (stage.Outcome, error) {
 
 func (r *Attempt) carryOut(ctx context.Context, in *Decision) (stage.Outcome, error) {
 	r.Number = in.attempt
-	if in.living == nil && r.Workers.Away != nil { // the command that ran there has ended meanwhile
+	if in.living == nil && r.Workers.Away != nil { // the command there has ended meanwhile
 		return stage.Outcome{}, stage.WorkersError(stage.Connect, r.Workers.IDs, r.Workers.Away)
 	}
 	for _, e := range in.evict {
@@ -96,14 +95,14 @@ func (r *Attempt) carryOut(ctx context.Context, in *Decision) (stage.Outcome, er
 	return r.followed(ctx, s.wraps, s.skew)
 }
 
-// With --detach, leaveRunning ends this runner's part once the command has started.
+// leaveRunning ends this runner's part once the command has started, with --detach.
 func (r *Attempt) leaveRunning() stage.Outcome {
 	event.Notef(r.Sink, event.Info, "follow it with: multihost attach "+r.O.Run+"; end it with: multihost stop "+r.O.Run,
 		"run %s goes on without this machine on %s", r.O.Run, tpu.Fold(r.Workers.IDs))
 	return stage.Outcome{Started: true, Detached: true}
 }
 
-// begun counts and records the attempt as started.
+// begun records the attempt as started.
 func (r *Attempt) begun(rec *record.Record) {
 	r.rec = rec
 	r.History.begun(r.Number, rec.Slices)
@@ -116,9 +115,8 @@ func (r *Attempt) begun(rec *record.Record) {
 // Begun reports whether the command was started or taken over.
 func (r *Attempt) Begun() bool { return r.rec != nil }
 
-// End reports and records how an attempt that has begun ended. f is why it failed; nil
-// means success. The parameter again says whether another attempt follows. next says which
-// one follows, or why none does.
+// End reports and records how a started attempt ended. f is why it failed; nil means
+// success. again says that another attempt follows. next says which one, or why none does.
 func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 	e := event.AttemptEnd{Run: r.O.Run, Attempt: r.Number, OK: f == nil, Again: again}
 	if r.Follow != nil {
@@ -136,7 +134,8 @@ func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 }
 
 // followed follows the command to its end. If this attempt has started the command, wraps
-// are the words before the command, and skew is the spread of the starts.
+// are the words before the command, and skew is the time between the first and the last
+// start.
 func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Duration) (stage.Outcome, error) {
 	secrets := slices.Concat(r.O.Env, r.flags)
 	r.Follow = &follow.Following{
@@ -147,18 +146,18 @@ func (r *Attempt) followed(ctx context.Context, wraps [][]string, skew time.Dura
 	return r.Follow.Do(ctx)
 }
 
-// stays reports whether --detach was given and the attempt on the workers is still running.
-// Such an attempt is left alone. If the attempt has ended, or has failed on a worker, this
-// runner follows it instead. It then takes care of the end and of the slices.
+// stays reports whether --detach was given and the attempt on the workers is running. The
+// runner then leaves it alone. Otherwise the runner follows the attempt, and takes care of
+// its end and of the slices.
 func (r *Run) stays(living *workers.FoundRun) bool {
 	return r.O.Detach && living.Info.Alive() && living.Alive+living.Well == len(living.Workers)
 }
 
-// An earlier runner of this run started an attempt and did not see its end. takeOver
-// follows that attempt. If stays reports true, it leaves the attempt running.
+// takeOver follows an attempt of an earlier runner of this run that did not see its end. If
+// stays reports true, takeOver leaves the attempt running.
 func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, error) {
-	// If a worker does not answer now, use its clock offset from the time when it was
-	// connected. A missing answer is no reason to give up the command there.
+	// For a worker without an answer, use the clock offset from its connection. A missing
+	// answer is no reason to give up the command there.
 	r.Workers.Each(ctx, r.Sink, "", func(ctx context.Context, i int) error {
 		if r.Workers.IsAway(i) {
 			return nil
@@ -192,7 +191,7 @@ func (r *Attempt) takeOver(ctx context.Context, in *Decision) (stage.Outcome, er
 	return r.followed(ctx, make([][]string, len(r.Workers.IDs)), skew)
 }
 
-// evict stops a run that occupies the workers.
+// evict stops a run that holds the workers.
 func (r *Attempt) evict(ctx context.Context, e eviction) error {
 	event.Notef(r.Sink, event.Warn, "", "stopping run %s of %s: %s", e.Info.Ref.Label(), e.Info.Owner, e.reason)
 	stopCtx, cancel := r.Detached(ctx, r.O.Grace+2*time.Minute)
@@ -202,8 +201,8 @@ func (r *Attempt) evict(ctx context.Context, e eviction) error {
 
 func (r *Attempt) ref() launch.Ref { return launch.Ref{Run: r.O.Run, Attempt: r.Number} }
 
-// sayUnmasked warns about secrets that the workers read from Secret Manager. If the command
-// prints them, they are shown, because this machine does not know their values.
+// sayUnmasked warns of secrets that the workers read from Secret Manager. If the command
+// prints them, everybody sees them, because this machine does not know their values.
 func (r *Attempt) sayUnmasked() {
 	if len(r.O.Secrets) == 0 {
 		return
@@ -215,8 +214,8 @@ func (r *Attempt) sayUnmasked() {
 	event.Notef(r.Sink, event.Info, "", "%s: read by the workers from Secret Manager and not known here: if the command prints the value, it is shown and logged", strings.Join(names, ", "))
 }
 
-// openRecord creates the log directory and reports where the logs will be, before
-// anything can fail on the workers.
+// openRecord makes the log directory and reports where the logs will be, before anything
+// can fail on the workers.
 func (r *Attempt) openRecord(rec *record.Record) error {
 	if err := r.makeLogDir(rec); err != nil {
 		return err
@@ -237,8 +236,8 @@ func (r *Attempt) openRecord(rec *record.Record) error {
 	return nil
 }
 
-// Raced reports whether an attempt of run was not started because another runner of the
-// same job, on another machine, had started one first on some worker.
+// Raced reports whether an attempt of run did not start because another runner of the same
+// job, on another machine, had started one first on some worker.
 func Raced(err error, run string) bool {
 	var busy *launch.BusyError
 	var code *launch.CodeError
@@ -247,12 +246,11 @@ func Raced(err error, run string) bool {
 		errors.As(err, &code) || errors.As(err, &inUse)
 }
 
-// maxRaces is how often two runners may hinder each other. After that, the obstacle
-// counts as a remnant of a runner that has died.
+// maxRaces limits how often two runners hinder each other. After that, the other attempt
+// counts as left by a dead runner.
 const maxRaces = 8
 
-// yield waits so that another runner of the job can go first. The time is random, so that
-// two runners wait for different times.
+// yield waits for a random time, so that another runner of the job can go first.
 func (r *Attempt) yield(ctx context.Context) error {
 	if r.races == 0 {
 		event.Notef(r.Sink, event.Warn, "", "another runner of job %s starts its command, too", r.O.Run)

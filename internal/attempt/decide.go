@@ -22,33 +22,32 @@ import (
 	"multihost/internal/workers"
 )
 
-// A Decision holds all that an attempt will do. The decider makes it before the first
-// change, from reads alone. A run carries it out, and a dry run shows it. Neither of them
-// decides anything else.
+// A Decision has all that an attempt will do. The decider makes it before the first change,
+// from reads alone. A run carries it out, and a dry run shows it. Neither decides anything
+// else.
 type Decision struct {
 	attempt int
-	living  *workers.FoundRun // an attempt of this run to take over; if set, the fields below do not count
-	evict   []eviction        // runs on the workers that are stopped first
+	living  *workers.FoundRun // attempt of this run to take over; if set, the fields below are unused
+	evict   []eviction        // runs to stop first
 
 	record   *record.Record
-	env      []config.EnvVar // the user's own variables and the compiler's flags
-	commands []launch.Spec   // the command of each worker, without the words that bind it to a NUMA node
+	env      []config.EnvVar // the user's variables and the compiler's flags
+	commands []launch.Spec   // each worker's command, without the words that bind it to a NUMA node
 	targets  []codesync.Target
-	tune     bool // the attempt runs the preflight
+	tune     bool // run the preflight
 	tuning   settings.Options
 	free     launch.FreeOptions
 }
 
-// An eviction is the stop of a run that occupies the workers.
+// An eviction is the stop of a run that holds the workers.
 type eviction struct {
 	workers.FoundRun
 	reason string
 }
 
-// ref names the attempt of a run on the workers.
 func (d *Decision) ref(run string) launch.Ref { return launch.Ref{Run: run, Attempt: d.attempt} }
 
-// A decider makes the decision about the next attempt on connected workers.
+// A decider decides about the next attempt on connected workers.
 type decider struct {
 	*Run
 	history *History
@@ -56,8 +55,7 @@ type decider struct {
 	yields  bool // it may still wait for another runner of the same run
 }
 
-// decide makes the decision. If the workers do not exist yet, there are no connections,
-// and decide assumes that no runs exist.
+// decide makes the decision. Before the workers exist, it assumes that no runs exist.
 func (r *decider) decide(ctx context.Context) (*Decision, error) {
 	in := &Decision{attempt: r.history.next(record.LastLocalAttempt(r.StateDir, r.O.Run))}
 	if r.workers.HangUp != nil {
@@ -96,10 +94,10 @@ func (r *decider) decide(ctx context.Context) (*Decision, error) {
 }
 
 // runsOfAll returns the runs that the workers know. It cannot read all workers at one
-// moment. If another runner starts its command on all of them in between, the workers that
-// were read first do not have the attempt yet, and look as if they had lost it. An attempt
-// runs on no worker before it is prepared on all. So runsOfAll reads again after it has
-// seen the attempt running: a worker that still does not have the attempt has lost it.
+// moment. If another runner starts its command during the read, workers that were read
+// early do not have the attempt yet, as if they had lost it. An attempt runs on no worker
+// before it is prepared on all. So runsOfAll reads again after it has seen the attempt
+// running: a worker that still does not have it has lost it.
 func (r *decider) runsOfAll(ctx context.Context) ([]workers.FoundRun, error) {
 	for seen := !r.Job; ; seen = true {
 		runs, errs := r.workers.Runs(ctx)
@@ -144,11 +142,11 @@ func (r *decider) settleWith(in *Decision, runs []workers.FoundRun) error {
 	return err
 }
 
-// unseen reports whether nobody has seen the end of an attempt of this run that is on all
-// workers that answer. The attempt is still running, or it ended while no runner was there.
-// Without a record of the attempt on this machine, only an unmarked success of the newest
-// attempt counts as unseen. A runner that sees a success marks it on the workers, unless it
-// deletes the slices next.
+// unseen reports whether all workers that answer have an attempt of this run whose end
+// nobody has seen. The attempt is running, or it ended while no runner was there. Without a
+// record of the attempt on this machine, only an unmarked success of the newest attempt is
+// unseen. A runner that sees a success marks it on the workers, unless it deletes the
+// slices next.
 func (r *decider) unseen(found workers.FoundRun, newest bool) bool {
 	if !found.Info.Mine || len(found.Workers) < r.workers.Reached() {
 		return false
@@ -168,7 +166,7 @@ func (r *decider) unseen(found workers.FoundRun, newest bool) bool {
 	return newest && found.Well == len(found.Workers) && !found.Seen
 }
 
-// sameCommand returns an error if the attempt that was found runs another command.
+// sameCommand returns an error if the attempt has another command.
 func (r *decider) sameCommand(found workers.FoundRun) error {
 	want := launch.Spec{Argv: r.O.Argv, Script: r.O.Script, Env: LaunchEnv(r.O.Env)}.Title()
 	asked := want
@@ -196,7 +194,7 @@ func busy(found workers.FoundRun, differs string) error {
 	}
 }
 
-// compilerFlags adds the requested compiler flags to the environment of the command.
+// compilerFlags adds the requested compiler flags to the command's environment.
 func (r *decider) compilerFlags(in *Decision) error {
 	vars, err := r.xlaFlags(r.workers.Slices[0].Type)
 	in.env = append(in.env, r.O.Env...)
@@ -227,13 +225,13 @@ func (r *decider) command(in *Decision, i int) launch.Spec {
 	return s
 }
 
-// environment returns the variables that the command of worker i gets besides the user's
-// own. It also returns the names of the variables that the command must not inherit.
+// environment returns the variables of worker i's command besides the user's, and the names
+// of variables that the command must not inherit.
 //
-// The MEGASCALE variables tell each slice about the others. Slices of one multi-node queued
+// The MEGASCALE variables tell each slice of the others. Slices of one multi-node queued
 // resource have them in their metadata. A variable would override the metadata, so
-// inherited ones are removed. Slices that were created separately, or are only a part of a
-// queued resource, need all four set. A single slice must have none.
+// inherited ones are removed. Slices that were made separately, or are only a part of a
+// queued resource, need all four. A single slice must have none.
 func (r *decider) environment(i int) (set []config.EnvVar, unset []string) {
 	id, s := r.workers.IDs[i], r.workers.Slice(i)
 	coordinator := r.workers.Address(0)
@@ -256,7 +254,7 @@ func (r *decider) environment(i int) (set []config.EnvVar, unset []string) {
 		add("ZONE", r.Zone)
 		add("PROJECT", r.Project)
 	}
-	if r.OnHosts() { // no metadata tells JAX which process it is
+	if r.OnHosts() { // no metadata tells JAX the number of its process
 		add("JAX_COORDINATOR_ADDRESS", net.JoinHostPort(coordinator, num(hosts.JaxPort)))
 		add("JAX_NUM_PROCESSES", num(len(r.workers.IDs)*per))
 		add("JAX_PROCESS_ID", num(i*per))
@@ -271,9 +269,9 @@ func (r *decider) environment(i int) (set []config.EnvVar, unset []string) {
 	return set, []string{"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT"}
 }
 
-// oneQueuedResource reports whether the slices are exactly the slices of one multi-node
-// queued resource, so that their metadata is right. The last number in each name shows
-// whether a slice before it is missing.
+// oneQueuedResource reports whether the slices are exactly those of one multi-node queued
+// resource, so that their metadata are right. The last number in each name shows whether an
+// earlier slice is missing.
 func (r *decider) oneQueuedResource() bool {
 	for i, s := range r.workers.Slices {
 		if !s.MultiSlice || s.QueuedResource != r.workers.Slices[0].QueuedResource || !strings.HasSuffix(s.Name, "-"+strconv.Itoa(i)) {
@@ -283,8 +281,8 @@ func (r *decider) oneQueuedResource() bool {
 	return !r.O.AllowPartial && r.O.Slices == nil
 }
 
-// newRecord returns the record of an attempt, which this command begins or takes over. It
-// includes the attempts before it. It changes no file.
+// newRecord returns the record of an attempt that this command begins or takes over, with
+// the attempts before it. It changes no file.
 func (r *decider) newRecord(attempt int, takenOver bool) (*record.Record, error) {
 	rec := &record.Record{
 		Run: r.O.Run, Attempt: attempt, Project: r.Project, Zone: r.Zone, Prefix: r.O.Prefix,
@@ -315,9 +313,9 @@ func (r *decider) newRecord(attempt int, takenOver bool) (*record.Record, error)
 	return rec, nil
 }
 
-// workOf returns the Work of the attempt of rec, which is taken over. Only the record of the
-// runner that began it has it: the code of this machine may have changed since. "": this
-// machine has no such record.
+// workOf returns the Work of the attempt of rec, which is taken over, or "". Only the
+// record of the runner that began it has the Work, because the code of this machine may
+// have changed since.
 func workOf(old, rec *record.Record) string {
 	if old == nil || old.Attempt != rec.Attempt || !slices.Equal(record.SliceIDs(old.Slices), record.SliceIDs(rec.Slices)) {
 		return ""

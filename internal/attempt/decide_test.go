@@ -15,7 +15,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// deciderFor returns the decider of a runner that comes to workers for the first time.
+// deciderFor returns the decider of a runner that is new to the workers.
 func deciderFor(t *testing.T, o Options, ids []tpu.WorkerID) *decider {
 	t.Helper()
 	d := Deps{
@@ -25,8 +25,8 @@ func deciderFor(t *testing.T, o Options, ids []tpu.WorkerID) *decider {
 	return &decider{Run: &Run{Deps: d, O: o}, history: &History{}, workers: &workers.Connected{IDs: ids}, yields: true}
 }
 
-// A running command is taken over only if it is the same. The same words with and without a
-// virtual environment are two commands.
+// A running command is taken over only if it is the same. With and without a virtual
+// environment, the same words are two commands.
 func TestSameCommand(t *testing.T) {
 	for _, tt := range []struct {
 		story             string
@@ -53,8 +53,8 @@ func TestSameCommand(t *testing.T) {
 	}
 }
 
-// A success is taken over if no runner has seen it. A runner without a record of the
-// attempt asks the workers.
+// A success that no runner has seen is taken over. Without a record of the attempt, a
+// runner asks the workers.
 func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 	ended := func(attempt, well int, seen bool) workers.FoundRun {
 		return workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: attempt}, Phase: launch.Exited, Mine: true, Command: "train"},
@@ -64,7 +64,7 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 		story string
 		rec   *record.Record
 		found []workers.FoundRun
-		taken int // the attempt that is taken over; 0: none
+		taken int // attempt to take over; 0: none
 	}{
 		{"a success on all workers", nil, []workers.FoundRun{ended(1, 2, false)}, 1},
 		{"its user was told it", nil, []workers.FoundRun{ended(1, 2, true)}, 0},
@@ -93,7 +93,7 @@ func TestASuccessThatNobodySawIsTakenOver(t *testing.T) {
 	}
 }
 
-// A stop holds for each runner that began before the stop, and for none that began later.
+// A stop is for each runner that began before it, and for none that began later.
 func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 	now := time.Now()
 	for _, tt := range []struct {
@@ -118,7 +118,7 @@ func TestAStopEndsTheRunnersBeforeIt(t *testing.T) {
 	}
 }
 
-// An attempt that was only unreachable is followed again when it can be reached. If a part
+// An attempt that was only unreachable is followed again once it can be reached. If a part
 // of the attempt is gone, a new attempt replaces it.
 func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	info := func(phase launch.Phase) launch.Info {
@@ -127,7 +127,7 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	for _, tt := range []struct {
 		story    string
 		found    workers.FoundRun
-		known    bool // the runner knows how the attempt ended, or what else happened to it
+		known    bool // the runner knows what happened to the attempt
 		followed bool
 		evicted  bool
 	}{
@@ -151,9 +151,8 @@ func TestAnAttemptThatWentOnIsFollowedOn(t *testing.T) {
 	}
 }
 
-// If the slices were made after this runner began its last attempt, an attempt on them
-// belongs to another runner, even if its number is the same. It is taken over, and
-// nothing is stopped.
+// An attempt on slices that were made after this runner began its last attempt belongs to
+// another runner, even with the same number. It is taken over, and nothing is stopped.
 func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 	found := workers.FoundRun{Info: launch.Info{Ref: launch.Ref{Run: "r", Attempt: 1}, Phase: launch.Running, Mine: true, Command: "train"}, Workers: testkit.WorkerIDs(2, 1)}
 	slices := func(uids ...string) (all []tpu.Slice) {
@@ -183,7 +182,7 @@ func TestAnAttemptOfAnotherRunnerIsKnownByItsSlices(t *testing.T) {
 	}
 }
 
-// A single worker has no time between its first and its last start.
+// A single worker has no start skew.
 func TestHowTheStartIsTold(t *testing.T) {
 	for _, tt := range []struct {
 		workers int
@@ -196,8 +195,8 @@ func TestHowTheStartIsTold(t *testing.T) {
 	}
 }
 
-// The code of a taken-over attempt is that with which it began, and not what this machine has
-// now: a success of the one is none of the other.
+// A taken-over attempt has the code with which it began. Its success is no success of this
+// machine's present code.
 func TestWorkOfATakenOverAttempt(t *testing.T) {
 	t.Parallel()
 	on := func(attempt int, uid, work string) *record.Record {

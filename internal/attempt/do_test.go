@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// onMachines returns a run whose two workers are processes of this machine, and its slices.
+// onMachines returns a run and its slices. Its two workers are processes of this machine.
 func onMachines(t *testing.T, o Options) (*Run, tpu.Selection, *testkit.Recorder) {
 	t.Helper()
 	code, fleet := t.TempDir(), localworker.Fleet{}
@@ -61,7 +61,6 @@ func do(t *testing.T, r *Run, h *History, sel tpu.Selection) (*Attempt, stage.Ou
 	return a, out, err
 }
 
-// logs returns this machine's copies of the output.
 func logs(r *Run) (all []string) {
 	paths, _ := filepath.Glob(filepath.Join(r.StateDir, "runs", r.O.Run, "output_*.txt"))
 	for _, path := range paths {
@@ -71,7 +70,6 @@ func logs(r *Run) (all []string) {
 	return all
 }
 
-// A dry run shows exactly what the attempt does later.
 func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 	t.Parallel()
 	r, sel, said := onMachines(t, Options{Script: "cat words; echo $MULTIHOST_PROCESS_ID"})
@@ -101,15 +99,15 @@ func TestAnAttemptDoesWhatItsPlanSays(t *testing.T) {
 	if ends != 1 {
 		t.Errorf("%d ends of the attempt", ends)
 	}
-	// A runner has seen the end, so the next attempt is a new one.
+	// A runner has seen the end, so a new attempt follows.
 	a, out, err = do(t, r, h, sel)
 	if err != nil || out.Code != 0 || a.Number != 2 {
 		t.Errorf("attempt %d: %+v, %v", a.Number, out, err)
 	}
 }
 
-// A job that is typed again takes over a command that --detach left running. A run is
-// refused because of that command, before anything is changed.
+// A repeated job takes over a command that --detach left running. Because of that command,
+// a run is refused before any change.
 func TestACommandThatLives(t *testing.T) {
 	t.Parallel()
 	r, sel, said := onMachines(t, Options{Script: "echo begun\n" + localworker.UntilAllowed + "exit 3", Detach: true})
@@ -142,7 +140,6 @@ func TestACommandThatLives(t *testing.T) {
 	}
 }
 
-// A command that cannot start on one worker starts on none.
 func TestAllOrNone(t *testing.T) {
 	t.Parallel()
 	r, sel, _ := onMachines(t, Options{Script: "true"})

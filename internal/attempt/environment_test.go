@@ -17,8 +17,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// TestMegascaleVariables checks which of the four variables a command gets. They are set
-// for slices that no metadata ties together, and removed for all others.
+// The four variables are set for slices without common metadata, and removed for all
+// others.
 func TestMegascaleVariables(t *testing.T) {
 	slice := func(name, queue string) tpu.Slice {
 		return tpu.Slice{Name: name, QueuedResource: queue, MultiSlice: queue != "", Workers: []tpu.Worker{{Internal: "10.0.0." + name[len(name)-1:]}}}

@@ -35,8 +35,7 @@ func (r *Run) NewPlan(command string) plan.Plan {
 }
 
 // Foresee adds to the plan what an attempt would do on the workers of sel. It asks the
-// workers, if they exist. If absent is not empty, it says why they cannot be asked. The
-// connections are closed when it returns.
+// workers, unless absent says why they cannot be asked. It closes its connections.
 func (r *Run) Foresee(ctx context.Context, h *History, p *plan.Plan, sel tpu.Selection, absent string) error {
 	p.Login = r.planLogin(ctx, sel, absent)
 	t := &workers.Connected{Slices: sel.Slices, IDs: sel.Workers()}
@@ -97,8 +96,8 @@ func (r *forecast) ask(ctx context.Context, p *plan.Plan) error {
 	return r.foreseeFree(ctx, p)
 }
 
-// A request that would have added the user's key was refused. where returns the place of
-// the key.
+// where returns the place of the user's key, from the refused request that would have added
+// it.
 func where(refused *gcp.ReadOnlyError) string {
 	if refused.Method == "PATCH" {
 		return "the metadata of the slices"
@@ -125,7 +124,7 @@ func (r *Run) planLogin(ctx context.Context, sel tpu.Selection, absent string) p
 	return l
 }
 
-// describe adds the decisions that need no answer of a worker to the plan.
+// describe adds the decisions that need no answer of a worker.
 func (r *forecast) describe(p *plan.Plan) {
 	in := r.decision
 	p.Attempt = in.attempt
@@ -186,9 +185,8 @@ func (r *forecast) describeSlices(p *plan.Plan) {
 	}
 }
 
-// describeStart adds the command to the plan. It masks the secrets of the user's own
-// environment. The environment of the decision would not do: it is empty when an attempt is
-// taken over.
+// describeStart adds the command. It masks the secrets of the user's own environment,
+// because the decision's environment is empty when an attempt is taken over.
 func (r *forecast) describeStart(p *plan.Plan) {
 	p.Start = plan.StartPlan{Script: mask.MaskSecrets(r.O.Script, r.O.Env), Directory: "~/" + r.O.Run, Unset: r.decision.commands[0].Unset, Processes: max(1, r.O.Processes)}
 	if r.O.Venv {
@@ -199,7 +197,7 @@ func (r *forecast) describeStart(p *plan.Plan) {
 	}
 }
 
-// describeWorker returns the part of the plan for worker i.
+// describeWorker returns the plan of worker i.
 func (r *forecast) describeWorker(p *plan.Plan, i int) plan.PlannedWorker {
 	w := plan.PlannedWorker{Worker: r.workers.IDs[i].String(), Slice: r.workers.Slice(i).Name, Address: r.workers.Address(i), User: p.Login.User, Env: map[string]string{}}
 	if r.workers.HangUp != nil {
@@ -284,7 +282,7 @@ func (r *forecast) foreseePreflight(ctx context.Context, p *plan.Plan) error {
 }
 
 // settingChanges returns the settings that a run would change. If the check failed for
-// another reason than a wrong value, the setting cannot be changed. Reason then says why.
+// another reason than a wrong value, the setting cannot be changed, and Reason says why.
 func settingChanges(ids []tpu.WorkerID, reports []preflight.Report, install bool) []plan.SettingChange {
 	all := []plan.SettingChange{}
 	for _, row := range preflight.Rows(ids, reports) {

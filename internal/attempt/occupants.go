@@ -6,43 +6,42 @@ import (
 	"multihost/internal/workers"
 )
 
-// An occupant is a run that the workers know. A runner that wants to start an attempt there
-// sees it as an occupant.
+// An occupant is a run that the workers know, for a runner that wants to start an attempt
+// there.
 type occupant struct {
 	workers.FoundRun
-	// unseen: it is on all workers that answer, and nobody has seen its end. It still
-	// runs, or it ended while no runner was there.
+	// unseen: all workers that answer have it, and nobody has seen its end. It is running,
+	// or it ended while no runner was there.
 	unseen  bool
-	differs error // why its command is not the requested one; nil: it is the requested one
+	differs error // why its command is not the requested one; nil: it is
 }
 
 // A claimant is a runner that comes to workers with runs on them.
 type claimant struct {
 	run, owner string
-	adopts     bool // it may take over an attempt of its run that another runner has left
+	adopts     bool // it may take over an attempt of its run from another runner
 	replace    bool // the user typed --replace
-	tried      int  // attempts that it has begun itself
-	last       int  // number of the last of these attempts
+	tried      int  // attempts that it began
+	last       int  // number of the newest of them
 	cutOff     bool // it lost the workers of its last attempt while the command was running
 	yields     bool // it may still wait for another runner of the same run
-	// elsewhere: the last of its attempts ran on none of these slices. Any attempt here
-	// belongs to another runner, even if it has the same number.
+	// elsewhere: its last attempt ran on none of these slices. Any attempt here belongs to
+	// another runner, even with the same number.
 	elsewhere bool
 }
 
-// A settlement is what a claimant does about the occupants.
+// A settlement says what a claimant does about the occupants.
 type settlement struct {
 	attempt int               // smallest possible number of the next attempt
-	living  *workers.FoundRun // an attempt that it takes over
-	evict   []eviction        // runs that it stops first
+	living  *workers.FoundRun // attempt to take over
+	evict   []eviction        // runs to stop first
 }
 
 // settle decides about the occupants: which one is taken over, which ones are stopped, and
 // which number the next attempt gets. It returns an error if another run is active on the
-// workers and the user does not want it replaced. Remains of an earlier attempt of the
-// claimant's own run cause no error. The error is stage.ErrStarting if another runner of
-// the run is faster. If the error is about the attempt that would be taken over, the
-// settlement names that attempt.
+// workers and the user does not want to replace it. Remains of the claimant's own run cause
+// no error. The error is stage.ErrStarting if another runner of the run is faster. If the
+// error is about the attempt to take over, the settlement names that attempt.
 func (c claimant) settle(attempt int, occupants []occupant) (settlement, error) {
 	s := settlement{attempt: attempt}
 	for _, o := range occupants {
@@ -74,14 +73,14 @@ func (c claimant) newer(o occupant) bool {
 	return c.tried == 0 || o.Info.Ref.Attempt > c.last || c.elsewhere
 }
 
-// continues reports whether the claimant goes on with an attempt. That is an attempt that
-// another runner has left, or its own last attempt if it can see that on all workers again.
+// continues reports whether the claimant continues with an attempt: one of another runner,
+// or its own last one if it is again visible on all workers.
 func (c claimant) continues(o occupant) bool {
 	regained := c.cutOff && o.Info.Ref.Attempt == c.last && o.Broken == 0 && !c.elsewhere
 	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)
 }
 
-// isSlower reports whether another runner of the run starts its command at this moment.
+// isSlower reports whether another runner of the run is starting its command.
 func (c claimant) isSlower(o occupant) bool {
 	return c.adopts && c.yields && c.owns(o) && o.Info.Mine && c.newer(o) && (c.tried > 0 || o.Info.Phase == launch.Starting)
 }

@@ -26,11 +26,11 @@ func TestWhoIsTakenOverAndWhoIsStopped(t *testing.T) {
 	var (
 		job    = claimant{run: "r", owner: "bob@vm", adopts: true, yields: true}
 		run    = claimant{run: "r", owner: "bob@vm", yields: true}
-		second = claimant{run: "r", owner: "bob@vm", adopts: true, yields: true, tried: 1, last: 4} // its own attempt 4 has ended
+		second = claimant{run: "r", owner: "bob@vm", adopts: true, yields: true, tried: 1, last: 4} // bob's own attempt 4 has ended
 	)
 	replacing := func(c claimant) claimant { c.replace = true; return c }
 	cutOff := func(c claimant) claimant { c.cutOff = true; return c }
-	made := func(c claimant) claimant { c.elsewhere = true; return c } // its slices were made again
+	made := func(c claimant) claimant { c.elsewhere = true; return c } // other slices than in its last attempt
 	tired := func(c claimant) claimant { c.yields = false; return c }
 
 	differs := func(o *occupant) { o.differs = errors.New("you asked for another command") }

@@ -1,17 +1,17 @@
-// Package attempt makes one attempt of a run on workers that are connected. First it
-// decides, from reads alone; a dry run shows that decision. Then it prepares the workers,
-// starts the command on all of them or on none, and follows it.
+// Package attempt makes one attempt of a run on connected workers. First it decides, from
+// reads alone. A dry run shows that decision. Then it prepares the workers, starts the
+// command on all of them or on none, and follows it.
 //
 // # Decisions
 //
 //   - Only a worker knows its missing files, its settings and the holders of its TPU. For
-//     these, a dry run uses the operations of a run in a form that changes nothing.
+//     these, a dry run uses the run's own operations in a form that changes nothing.
 //     gcp.Config.ReadOnly and sshfan.Config.ReadOnly refuse every change.
-//   - Operations that may be done twice (check, preflight, freeing the TPU) are repeated
-//     when the connection breaks. If the boot id of a worker has changed since the
-//     preflight, the start ends with an error, because the settings are gone.
-//   - MULTIHOST_WORKER_IP is in the command's environment. Workers that talk to each other
-//     need their own address.
+//   - Idempotent operations (check, preflight, freeing the TPU) are repeated after a break
+//     of the connection. If the boot id of a worker has changed since the preflight, the
+//     start ends with an error, because the settings are gone.
+//   - MULTIHOST_WORKER_IP is in the command's environment, because workers that talk to
+//     each other need their own address.
 package attempt
 
 import (
@@ -38,38 +38,37 @@ import (
 	"multihost/internal/workers"
 )
 
-// Deps holds what the package works with.
 type Deps struct {
 	*workers.Reach
 	*record.Keeper
-	Networks settings.Networks // nil: networks are not read
-	Roots    gcp.Roots         // roots of the APIs that workers call themselves
+	Networks settings.Networks // nil: do not read networks
+	Roots    gcp.Roots         // of the APIs that workers call themselves
 
-	// Checked is called before the first request, after all checks that need no request. It
+	// Checked is called before the first request, after all checks without a request. It
 	// may be nil.
 	Checked func()
 }
 
-// Options describes one invocation of a command on slices that exist.
+// Options describes one start of a command on existing slices.
 type Options struct {
 	Prefix       string
-	Slices       tpu.Numbers // only those slices of the family that have these numbers in their names; the run numbers them anew
+	Slices       tpu.Numbers // only the slices with these numbers in their names; the run numbers them anew
 	AllowPartial bool
-	Run          string // name; also the working directory below the login's home
+	Run          string // name, and the working directory below the login's home
 
-	Dir         string // local directory to ship
-	Home        string // the user's home directory, so that it is not shipped by accident
-	UseExisting bool   // ship nothing, use the working directory as it is
-	Adopt       bool   // sync into a directory that was not created by a sync
+	Dir         string // local directory to sync
+	Home        string // the user's home directory, which must not be synced by accident
+	UseExisting bool   // sync nothing, use the existing working directory
+	Adopt       bool   // sync into a directory that no sync made
 	NoIgnore    bool
-	SyncTimeout time.Duration  // longest time without progress of one worker's copy
-	Relay       codesync.Relay // whether workers pass files on to each other
-	RelayFanout int            // how many workers get the files from this machine; 0: one of each slice
+	SyncTimeout time.Duration  // longest time without progress of one worker's sync
+	Relay       codesync.Relay // whether workers pass files on
+	RelayFanout int            // number of workers that get the files from this machine; 0: one of each slice
 
 	Script  string   // exactly one of Script and Argv
-	Argv    []string // run without a shell
+	Argv    []string // runs without a shell
 	Env     []config.EnvVar
-	Venv    bool // run in a Python virtual environment of the run
+	Venv    bool // run in the run's Python virtual environment
 	MaxText bool // set the variables that MaxText's multihost_job.py sets
 
 	XLAPresets, XLAFlags []string // see internal/xla
@@ -80,36 +79,36 @@ type Options struct {
 	Install   bool
 	NUMA      preflight.NUMA
 
-	Secrets []detach.Secret // read by the workers themselves
+	Secrets []detach.Secret // workers read them
 
 	LogDir     string // "": below Deps.StateDir
 	Detach     bool
-	Processes  int           // processes of the command on each worker; 0 and 1 both mean one
-	Timeout    time.Duration // time limit of the command, from its start; 0: no limit
+	Processes  int           // processes of the command on each worker; 0 means 1
+	Timeout    time.Duration // limit of the command, from its start; 0: no limit
 	FailFast   bool
 	Grace      time.Duration     // time between TERM and KILL
-	Replace    bool              // stop a run that is active on these slices
-	MaxLog     int64             // bytes of output that a worker keeps; 0: the default, -1: no limit
-	KillStale  launch.FreePolicy // whose processes may be stopped to free the TPU
+	Replace    bool              // stop an active run on these slices
+	MaxLog     int64             // bytes of output that a worker keeps; 0: default, -1: no limit
+	KillStale  launch.FreePolicy // whose processes to stop to free the TPU
 	StrictExit bool
 	Watch      follow.WatchOptions
 	Patience   follow.Patience
 
 	StartLimit  time.Duration // longest time from the first supervisor to the last start; 0: no limit
-	MaxRestarts int           // how many further attempts Run may make; Job has its own budget
+	MaxRestarts int           // further attempts of Run; Job has its own budget
 }
 
 // A Run is what a run sends to its workers: the command, the files and the compiler's
-// flags. It is the same for all attempts.
+// flags. It is the same in all attempts.
 type Run struct {
 	Deps
 	O     Options
 	Watch *stage.Stopwatch
-	Job   bool // the slices are made for this run, and the run takes over the command that an earlier runner left on them
+	Job   bool // a job: it makes the slices, and takes over the command of an earlier runner
 
 	Tree    *codesync.Tree     // nil before Check, and with --use-existing-folder
 	syncing *workers.HeardSink // shows the sync of the tree
-	flags   []config.EnvVar    // the variables that carry the compiler's flags; nil: not determined yet
+	flags   []config.EnvVar    // variables with the compiler's flags; nil: not yet known
 }
 
 // Close deletes the packed files of the sync.
@@ -123,12 +122,12 @@ func (r *Run) settings() settings.Deps {
 	return settings.Deps{Reach: r.Reach, Networks: r.Networks}
 }
 
-// Flags returns the variables that carry the compiler's flags, as far as they are known.
+// Flags returns the variables with the compiler's flags, or nil if not yet known.
 func (r *Run) Flags() []config.EnvVar { return r.flags }
 
-// Check finds errors before the first request: a command that the workers could not start,
-// a directory that cannot be read, a log directory that cannot be written. Later, slices
-// would exist and cost money. accelerator is their type if it is known, otherwise "".
+// Check finds errors before the first request, while no slices cost money: a command that
+// no worker could start, an unreadable directory, a log directory that cannot be written.
+// accelerator is the slices' type, or "".
 func (r *Run) Check(ctx context.Context, accelerator string) error {
 	if err := r.checkCommand(); err != nil {
 		return err
@@ -151,8 +150,7 @@ func (r *Run) Check(ctx context.Context, accelerator string) error {
 	return nil
 }
 
-// checkCommand lets package launch validate the parts of the command that are already
-// known.
+// checkCommand lets package launch check the known parts of the command.
 func (r *Run) checkCommand() error {
 	s := launch.Spec{
 		Run: r.O.Run, Attempt: 1, Owner: r.Owner, WorkDir: r.O.Run, Argv: r.O.Argv, Script: r.O.Script, MaxLog: r.O.MaxLog,
@@ -168,8 +166,7 @@ func (r *Run) checkCommand() error {
 	return nil
 }
 
-// ChecksDone reports that everything is right, as far as that can be known without a
-// request.
+// ChecksDone reports that all checks without a request have succeeded.
 func (r *Run) ChecksDone() {
 	if r.Checked != nil {
 		r.Checked()
@@ -203,18 +200,17 @@ func (r *Run) stored() []launch.StoredSecret {
 	return all
 }
 
-// probeLogDir detects early the errors that openRecord would return later. Slices would
-// then have been created and paid for.
+// probeLogDir finds the errors of openRecord early, before slices cost money.
 func (r *Run) probeLogDir() error {
 	rec := &record.Record{LogDir: record.RecordDir(r.StateDir, r.O.Run, 1)}
 	if r.O.LogDir != "" {
 		rec.LogDir = record.AttemptDir(r.O.LogDir, record.LastLocalAttempt(r.StateDir, r.O.Run)+1)
 	}
 	err := rec.CheckLogDir()
-	if err == nil && r.Job && !r.ReadOnly { // a job: its slices cost money from here on
+	if err == nil && r.Job && !r.ReadOnly { // a job: the slices will cost money from here on
 		err = r.makeLogDir(rec)
 	}
-	if err == nil && r.Job && r.O.LogDir != "" { // otherwise only the workers can tell which attempt it is
+	if err == nil && r.Job && r.O.LogDir != "" { // otherwise only the workers know the number of the attempt
 		err = rec.Unused()
 	}
 	return err
@@ -229,8 +225,8 @@ func (r *Run) makeLogDir(rec *record.Record) error {
 	return r.MakeLogs(by, rec.LogDir, rec.MakeLogDir)
 }
 
-// CommandText returns the command as people see it and as records store it: its first line,
-// with secrets masked.
+// CommandText returns the command for messages and records: its first line, with masked
+// secrets.
 func CommandText(o Options) string {
 	text := o.Script
 	if len(o.Argv) > 0 {
@@ -243,8 +239,7 @@ func CommandText(o Options) string {
 	return text
 }
 
-// Work identifies what the run does on its workers; see record.Record. Call Check before
-// Work.
+// Work identifies what the run does on its workers; see record.Record. Call Check first.
 func (r *Run) Work() string {
 	o := r.O
 	what := struct {
@@ -266,7 +261,7 @@ func (r *Run) Work() string {
 	if r.Tree != nil {
 		what.Code = r.Tree.Digest
 	}
-	text, _ := json.Marshal(what) // it has only texts and numbers
+	text, _ := json.Marshal(what) // cannot fail for texts and numbers
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
 }

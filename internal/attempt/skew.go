@@ -18,29 +18,28 @@ import (
 // SkewMode says what happens if workers have different versions or code.
 type SkewMode string
 
-// The modes. The zero value compares nothing, like SkewOff.
+// Modes. The zero value compares nothing, like SkewOff.
 const (
-	SkewCheck SkewMode = "check" // nothing is started
+	SkewCheck SkewMode = "check" // start nothing
 	SkewWarn  SkewMode = "warn"
 	SkewOff   SkewMode = "off"
 )
 
-// A Skew is one thing that is not the same on all workers.
+// A Skew is one difference between workers.
 type Skew struct {
 	What   string      `json:"what"` // python, jax, jaxlib, libtpu, code
 	Values []SkewValue `json:"values"`
 }
 
-// SkewValue is a value and the workers that have it. In a Skew, the value of most
-// workers comes first.
+// SkewValue is a value and its workers. In a Skew, the most frequent value comes first.
 type SkewValue struct {
 	Value   string `json:"value"`
 	Workers string `json:"workers"` // folded
 	Count   int    `json:"count"`
 }
 
-// checkSkew compares the reports of the armed workers about themselves. A value that a
-// worker could not report is not compared.
+// checkSkew compares the reports of the armed workers. It skips values that a worker could
+// not report.
 func (r *start) checkSkew(armed []*launch.Armed) error {
 	if r.O.Skew != SkewCheck && r.O.Skew != SkewWarn {
 		return nil
@@ -70,9 +69,9 @@ func (r *start) checkSkew(armed []*launch.Armed) error {
 }
 
 // oldJAX returns a warning if this version of JAX cannot connect the VMs of these slices by
-// their bare names. It returns "" if this version can, or if the version is not known. JAX
-// understands bare names from 0.10.0 on. Older versions expect host:port:address and take
-// its third part.
+// their bare names. Otherwise, and for an unknown version, it returns "". JAX understands
+// bare names from 0.10.0 on. Older versions expect host:port:address and take its third
+// part.
 func oldJAX(all []tpu.Slice, workers int, version string) string {
 	if workers < 2 || !slices.ContainsFunc(all, func(s tpu.Slice) bool { return s.BareNames }) {
 		return ""
@@ -123,7 +122,7 @@ func findSkews(ids []tpu.WorkerID, found []map[string]string) (skews []Skew) {
 	return skews
 }
 
-// mostValues is how many different values of one thing a message shows.
+// mostValues limits the values of one thing in a message.
 const mostValues = 6
 
 func skewTable(skews []Skew) string {
@@ -152,9 +151,8 @@ var (
 	named      = regexp.MustCompile(`(?:^|[\s;&|("'=])((?:[^\s;&|'"()$=]*/)?python[0-9.]*)(?:[\s;&|)"']|$)`)
 )
 
-// pythonOf returns the interpreter that a command uses, as far as the command's text shows
-// it. This is an interpreter that the text calls, the interpreter of an environment that it
-// activates, or python3.
+// pythonOf returns the interpreter of a command, from its text: an interpreter that the
+// text calls, the interpreter of an environment that it activates, or python3.
 func pythonOf(argv []string, script string) string {
 	if len(argv) > 0 {
 		for _, w := range argv {

@@ -20,18 +20,18 @@ import (
 	"multihost/internal/workers"
 )
 
-// A start prepares the workers of one attempt, each over its connection, and starts the
-// command on them.
+// A start prepares the workers of one attempt over their connections, and starts the
+// command.
 type start struct {
 	*Run
 	history  *History
 	workers  *workers.Connected
 	decision *Decision
-	vigil    *vigil // set while the workers are prepared
+	vigil    *vigil // set during the preparation
 
-	wraps [][]string    // per worker: words before the command
-	venvs []launch.Venv // per worker, with Options.Venv
-	boots []string      // per worker: id of the boot that the preflight tuned; "" if it tuned nothing
+	wraps [][]string    // for each worker: words before the command
+	venvs []launch.Venv // for each worker, with Options.Venv
+	boots []string      // for each worker: id of the boot that the preflight tuned, or ""
 	skew  time.Duration // time between the first and the last start
 }
 
@@ -49,8 +49,8 @@ func (r *start) do(ctx context.Context) error {
 			return err
 		}
 	}
-	// The record is saved before the start. If this runner is killed during the start, some
-	// workers may already have started the command.
+	// First save the record. If this runner is killed during the start, some workers may
+	// already have started the command.
 	undo, err := r.decision.record.SaveAhead(r.StateDir)
 	if err != nil {
 		event.Notef(r.Sink, event.Warn, "", "%v", err)
@@ -62,8 +62,8 @@ func (r *start) do(ctx context.Context) error {
 	return err
 }
 
-// failed turns the per-worker errors of a stage into one error. If ctx has ended, it
-// returns the cause of ctx, because the end of ctx may have caused the workers' errors.
+// failed turns the errors of all workers in a stage into one error. After the end of ctx,
+// it returns the cause of ctx, which may have caused the workers' errors.
 func failed(ctx context.Context, during stage.Stage, t *workers.Connected, errs []error) error {
 	return stage.InterruptedOr(ctx, stage.WorkersError(during, t.IDs, errs))
 }
@@ -142,8 +142,8 @@ func (r *start) preflight(ctx context.Context) error {
 	})
 }
 
-// makeVenvs creates the run's virtual environment on every worker, unless an earlier
-// attempt created it.
+// makeVenvs makes the run's virtual environment on every worker, unless an earlier attempt
+// made it.
 func (r *start) makeVenvs(ctx context.Context) error {
 	if !r.O.Venv {
 		return nil
@@ -163,8 +163,8 @@ func (r *start) makeVenvs(ctx context.Context) error {
 	})
 }
 
-// If the virtual environment cannot be created on workers, for example because a package is
-// missing, adviseOnVenv adds advice to the error.
+// adviseOnVenv adds advice to the error of workers that cannot make the virtual
+// environment, for example because a package is missing.
 func (r *start) adviseOnVenv(err error) error {
 	var refused *launch.VenvError
 	var e *stage.Error
@@ -177,13 +177,13 @@ func (r *start) adviseOnVenv(err error) error {
 	return err
 }
 
-// bindNUMA determines the words that bind each worker's command to a NUMA node. The notes
-// describe the decision for each worker.
+// bindNUMA finds the words that bind each worker's command to a NUMA node. The notes
+// explain the decision for each worker.
 func (r *start) bindNUMA(reports []preflight.Report) (notes []string, err error) {
 	for i := range r.workers.IDs {
 		ty, err := tpu.ParseType(r.workers.Slice(i).Type)
 		if err != nil {
-			ty = tpu.Type{} // a type that is newer than our table has no NUMA rule
+			ty = tpu.Type{} // a type that our table lacks has no NUMA rule
 		}
 		wrap, text, err := preflight.NUMAWrap(r.O.NUMA, ty.Generation, reports[i])
 		if err != nil {
@@ -231,10 +231,9 @@ func (r *start) free(ctx context.Context) error {
 	})
 }
 
-// startMoment returns when n workers are to start if the order is sent at now. The moment
-// is late enough for every order to arrive, although some connections are slower than
-// others. A single worker need not wait for others. The zero time makes it start at once,
-// even if its clock is wrong.
+// startMoment returns when n workers start if the order is sent at now. Every order arrives
+// before that moment, even over slow connections. For a single worker it returns zero: it
+// starts at once, even if its clock is wrong.
 func startMoment(now time.Time, n int) time.Time {
 	if n == 1 {
 		return time.Time{}
@@ -243,8 +242,8 @@ func startMoment(now time.Time, n int) time.Time {
 }
 
 // release prepares a supervisor on every worker. Then it orders each of them, by one write,
-// to start the command, all at the same moment. If it cannot release all of them, it stops
-// those that it has released. left reports that some of these may still run.
+// to start the command at the same moment. If it cannot release all of them, it stops those
+// that it has released. left says that some commands may still run.
 func (r *start) release(ctx context.Context) (left bool, err error) {
 	if r.O.StartLimit > 0 {
 		late := &stage.Error{Stage: stage.Start, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.O.StartLimit), Err: context.DeadlineExceeded, Lost: true}
@@ -256,7 +255,7 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 		n := len(r.workers.IDs)
 		armed := make([]*launch.Armed, n)
 		errs := r.workers.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
-			// Measure the clock once more: a VM that has just booted may have set its clock
+			// Measure the clock again: a VM that has just booted may have set its clock
 			// since the first measurement.
 			err := remote.Again(ctx, r.Broke(ctx, r.workers, i, "start"), func() error {
 				_, err := r.workers.Conns[i].MeasureClock(ctx)
@@ -295,7 +294,7 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 				return nil
 			})
 		}
-		at := startMoment(time.Now(), n) // the workers' clocks were measured against this clock
+		at := startMoment(time.Now(), n) // the clock against which the workers' clocks were measured
 		errs = r.workers.Each(limited, r.Sink, "", func(ctx context.Context, i int) (err error) {
 			started[i], err = armed[i].ReleaseAt(ctx, at)
 			return err
@@ -313,8 +312,8 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 	return left, err
 }
 
-// startedText says how many workers have started the command, and how far apart their
-// starts were.
+// startedText says how many workers have started the command, and the time between the
+// first and the last start.
 func startedText(workers int, skew time.Duration) string {
 	switch {
 	case workers == 1:
@@ -341,7 +340,7 @@ func (r *start) released(armed []*launch.Armed, started []launch.Started) event.
 	return e
 }
 
-// tellDisks warns of low disks and returns how much room there is for output.
+// tellDisks warns of low disks, and returns the room for output.
 func (r *start) tellDisks(armed []*launch.Armed) string {
 	var output, tmp follow.LowDisks
 	least, known := launch.Disk{}, false
@@ -365,8 +364,8 @@ func (r *start) tellDisks(armed []*launch.Armed) string {
 	return fmt.Sprintf("; at least %s free for output", event.Bytes(least.Free))
 }
 
-// abort cancels every armed supervisor; they have started nothing. The error names the
-// workers on which the supervisor may still be there.
+// abort cancels every armed supervisor before its start. The error names the workers that
+// may still have the supervisor.
 func (r *start) abort(ctx context.Context, armed []*launch.Armed) error {
 	ctx, cancel := r.Detached(ctx, 30*time.Second)
 	defer cancel()
@@ -379,23 +378,22 @@ func (r *start) abort(ctx context.Context, armed []*launch.Armed) error {
 	return stage.WorkersError(stage.Start, r.workers.IDs, errs)
 }
 
-// isGone reports whether worker i is on a slice that is gone.
+// isGone reports whether the slice of worker i is gone.
 func (r *start) isGone(i int) bool { return r.vigil.isGone(r.workers.Slice(i).Name) }
 
-// bound returns the command of worker i. It is bound to the NUMA node that the preflight
-// found, and runs in the virtual environment that was created.
+// bound returns the command of worker i, bound to the NUMA node that the preflight found,
+// and in the virtual environment.
 func (r *start) bound(i int) launch.Spec {
 	s := r.decision.commands[i]
 	s.Wrap = slices.Concat(s.Wrap, r.wraps[i])
 	if r.O.Venv {
-		s.Env = append(r.venvs[i].Env(), s.Env...) // the user's own PATH goes last and wins
+		s.Env = append(r.venvs[i].Env(), s.Env...) // the user's own PATH comes last, so it is used
 	}
 	return s
 }
 
-// folderCheck returns the command that tests whether the folder of
-// --use-existing-folder exists. Without it, a misspelt name would run the command in an
-// empty directory.
+// folderCheck returns the command that tests whether the folder of --use-existing-folder
+// exists. Without the test, a wrong name would run the command in an empty directory.
 func folderCheck(run string) remote.Cmd {
 	return remote.Cmd{Line: "test -d " + remote.Quote(run), ReadOnly: true}
 }

@@ -10,16 +10,16 @@ import (
 	"multihost/internal/workers"
 )
 
-// A vigil watches the slices of a run while their workers are prepared. Without a vigil,
-// the run would wait as long for a worker that is gone as it waits for a slow one.
+// A vigil watches the slices of a run during the preparation of their workers. Without it,
+// the run would wait for a worker that is gone as long as for a slow one.
 type vigil struct {
 	mu   sync.Mutex
 	gone map[string]bool // names of slices
 	done chan struct{}
 }
 
-// keepVigil returns a context that ends when the API says that a slice of the run is gone
-// or was taken away. The cause of the context names the slice. over ends the watch.
+// keepVigil returns a context that ends when a slice of the run is gone or was taken away,
+// according to the API. The cause names the slice. over ends the vigil.
 func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ context.Context, v *vigil, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	v = &vigil{gone: map[string]bool{}, done: make(chan struct{})}
@@ -28,7 +28,7 @@ func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ c
 		for stage.Sleep(ctx, d.Clock, follow.OutageLook) == nil {
 			nodes, err := d.Cloud.Slices(ctx)
 			if err != nil {
-				continue // the API is unavailable; the workers may still be there
+				continue // the API is unavailable, and the workers may exist
 			}
 			if why := v.look(nodes, t.Slices); why != "" {
 				cancel(&stage.Error{Stage: stage.Connect, Text: why, Lost: true})
@@ -41,8 +41,8 @@ func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ c
 	}
 }
 
-// look records the slices that are gone. It says why the first of them is gone, and returns
-// "" if none is.
+// look notes the slices that are gone. It says why the first of them is gone, or returns
+// "".
 func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -14,14 +14,14 @@ import (
 	"multihost/internal/xla"
 )
 
-// xlaFlags returns the variables that carry the requested presets and flags on slices of an
-// accelerator type. The first call warns about likely mistakes in the user's own flags.
+// xlaFlags returns the variables with the requested presets and flags on slices of an
+// accelerator type. The first call warns of likely mistakes in the user's own flags.
 func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	if r.flags != nil {
 		return r.flags, nil
 	}
 	user := func(name string) (value string, ok bool) {
-		for _, v := range r.O.Env { // the last one wins, as in the command's environment
+		for _, v := range r.O.Env { // the last one counts, as in the command's environment
 			if v.Name == name {
 				value, ok = v.Value, true
 			}
@@ -59,9 +59,9 @@ func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	return r.flags, nil
 }
 
-// secretFlags returns the secret words that the values of vars may contain. They come from
-// the user's secret variables that have the same names. Every word counts, and both halves
-// of each NAME=VALUE word. Longer words come first.
+// secretFlags returns secret words that may be in the values of vars. They come from the
+// user's secret variables of the same names: every word, and both halves of each
+// NAME=VALUE. Longer words come first.
 func (r *Run) secretFlags(vars []xla.Var) []config.EnvVar {
 	var words []config.EnvVar
 	for _, v := range r.O.Env {
@@ -86,8 +86,8 @@ func (r *Run) commandForScan() string {
 	return strings.Join(r.O.Argv, " ")
 }
 
-// files returns where to read the scripts that the command names. It returns nil if they
-// are not on this machine.
+// files returns where to read the scripts that the command names, or nil if they are not on
+// this machine.
 func (r *Run) files() fs.FS {
 	if r.O.Dir == "" {
 		return nil
