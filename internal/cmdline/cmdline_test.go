@@ -83,8 +83,7 @@ func tool(env map[string]string) Program {
 	}
 }
 
-// assigned shows which values the flags of a line get. It writes --name=value after the
-// command that owns the flag.
+// assigned shows the values of a line's flags: --name=value after the command of the flag.
 func assigned(l *Line) string {
 	var words []string
 	for _, level := range l.levels {
@@ -98,8 +97,8 @@ func assigned(l *Line) string {
 	return strings.Join(words, " ")
 }
 
-// TestActionGetsTheValues checks that an action finds values in its own flags and in the
-// program's. A list keeps commas and bytes that are not UTF-8.
+// An action finds values in its own flags and in the program's. A list keeps commas and
+// bytes that are not UTF-8.
 func TestActionGetsTheValues(t *testing.T) {
 	type key struct{}
 	p := tool(map[string]string{})
@@ -137,7 +136,7 @@ func TestActionGetsTheValues(t *testing.T) {
 	}
 }
 
-// nearest suggests the candidate that has the same letters in another order.
+// nearest suggests the candidate with the same letters in another order.
 func nearest(word string, candidates []string) string {
 	sorted := func(s string) string { r := []rune(s); slices.Sort(r); return string(r) }
 	for _, c := range candidates {
@@ -148,8 +147,8 @@ func nearest(word string, candidates []string) string {
 	return ""
 }
 
-// TestKnowsNoProgram: the package is for any cli.App. Its sources name no program, command
-// or flag. The only exceptions are those that doc.go lists.
+// The package is for any cli.App. Its sources name no program, command or flag, except
+// those that doc.go lists.
 func TestKnowsNoProgram(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 5 {
@@ -219,7 +218,6 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// The hint of a bad line says what to type.
 func TestHintsOfBadLines(t *testing.T) {
 	for line, want := range map[string]string{
 		"bkae":             "did you mean tool bake?",
@@ -258,8 +256,8 @@ func TestWrongValue(t *testing.T) {
 	}
 }
 
-// A value of a layer does not count if a higher layer sets an alternative to its flag. If
-// other flags belong to that flag, their values do not count either.
+// If a higher layer sets an alternative to a flag, the flag's value from a lower layer is
+// dropped. So are values of flags that belong to it.
 func TestBeaten(t *testing.T) {
 	rules := Rules{Alternatives: [][]string{{"a", "b", "c"}, {"c", "d"}}, BelongsTo: map[string]string{"of-b": "b"}}
 	for _, tt := range []struct {
@@ -281,8 +279,7 @@ func TestBeaten(t *testing.T) {
 	}
 }
 
-// The environment gives values to flags that were not typed. The line then acts as if they
-// had been typed.
+// The environment sets flags that the user did not type, as if they had been typed.
 func TestLayersFillTheLine(t *testing.T) {
 	v := config.FlagVariable
 	env := map[string]string{v("config"): "none", v("cold"): "very", v("time"): "5m", v("quiet"): "TRUE", v("count"): "x", v("seed"): "a"}
@@ -307,7 +304,7 @@ func TestLayersFillTheLine(t *testing.T) {
 	}
 }
 
-// An error about a value that was not typed names the place of the value.
+// An error about a value that the user did not type names the place of the value.
 func TestBlame(t *testing.T) {
 	l := &Line{From: map[string]config.Setting{
 		"count": {Values: []string{"-1"}, Source: config.Source{Layer: config.Environment, Variable: "TOOL_COUNT"}},
@@ -368,8 +365,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// FuzzSplitLine checks that every line has at least the program's name and a word to
-// complete.
+// Every line has at least the program's name and a word to complete.
 func FuzzSplitLine(f *testing.F) {
 	for _, s := range []string{"", "m", "m 'a", `m "a\"b`, `m a\`, "m\ta\n", "m $(x) `y"} {
 		f.Add(s)
@@ -381,7 +377,7 @@ func FuzzSplitLine(f *testing.F) {
 	})
 }
 
-// Explain returns which layer gave a flag its value, and which values it overrides.
+// Explain returns the layer of a flag's value, and the values that it overrides.
 func TestExplain(t *testing.T) {
 	env := map[string]string{config.FlagVariable("config"): "none", config.FlagVariable("count"): "7"}
 	p := tool(env)

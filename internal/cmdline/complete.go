@@ -14,7 +14,7 @@ import (
 	"multihost/internal/config"
 )
 
-// A Candidate is a text that the current word can become.
+// A Candidate is a possible text of the current word.
 type Candidate struct {
 	Text  string
 	About string // a few words, or ""
@@ -32,19 +32,17 @@ func Plain(texts []string) []Candidate {
 // A Kind of answer tells the shell what to do after the candidates, or instead of them.
 type Kind string
 
-// The kinds of answers.
 const (
 	Finished Kind = "words" // a space follows the word
-	Open     Kind = "open"  // no space: the word goes on
+	Open     Kind = "open"  // no space: the word continues
 	Files    Kind = "files" // the shell completes files
 	Dirs     Kind = "dirs"
 )
 
-// Complete answers the completion script of a shell. To w it writes a line with the kind of
-// the answer, then one candidate per line. argv is what the script passes on: the shell,
-// then the words up to the cursor. From bash, argv is the shell, then the characters at
-// which bash breaks words, then the line. Complete ignores all errors: there are no
-// candidates then.
+// Complete answers a shell's completion script. It writes a line with the kind of the
+// answer to w, then one candidate in each line. argv comes from the script: the shell, then
+// the words up to the cursor. From bash, it is the shell, then the characters at which bash
+// breaks words, then the line. After any error, there are no candidates.
 func (p Program) Complete(ctx context.Context, w io.Writer, argv []string) {
 	if len(argv) < 2 {
 		return
@@ -76,7 +74,7 @@ func (p Program) Complete(ctx context.Context, w io.Writer, argv []string) {
 // must never put $(…) into the line.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9._:/=,@*+-]+$`)
 
-// keepOnly drops all characters of s that are not in set.
+// keepOnly drops the characters of s that are not in set.
 func keepOnly(s, set string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune(set, r) {
@@ -86,8 +84,8 @@ func keepOnly(s, set string) string {
 	}, s)
 }
 
-// splitLine splits the beginning of a command line, as a shell does. The last word is the
-// word under the cursor; its quote may still be open. The result has at least two words.
+// splitLine splits the beginning of a command line like a shell. The last word is the word
+// under the cursor, whose quote may still be open. The result has at least two words.
 func splitLine(line string) []string {
 	words := []string{""}
 	var quote rune
@@ -122,15 +120,15 @@ func splitLine(line string) []string {
 // A Query is a command line that is being completed.
 type Query struct {
 	Context context.Context
-	Words   []string // the words of the command before the current one
-	Current string   // the current word of the line
+	Words   []string // words of the command before the current word
+	Current string   // word under the cursor
 
 	program  Program
-	before   []string // the words of the line before the current one
+	before   []string // words of the line before the current word
 	levels   []*level
 	commands []*cli.Command
 	path     string
-	flag     cli.Flag // the flag whose value is the current word, or nil
+	flag     cli.Flag // flag whose value is the current word, or nil
 	after    bool     // the current word is after --
 	given    map[string]bool
 }
@@ -165,7 +163,7 @@ func (p Program) Query(ctx context.Context, words []string) *Query {
 	return q
 }
 
-// takeFlag notes that a flag is given. It reports whether the next word is its value.
+// takeFlag notes a given flag. It reports whether the next word is its value.
 func (q *Query) takeFlag(typed string, valued bool) bool {
 	_, f := findFlag(q.levels, typed)
 	if f == nil {
@@ -175,7 +173,7 @@ func (q *Query) takeFlag(typed string, valued bool) bool {
 	return !valued && !isSwitch(f)
 }
 
-// Line returns the line before the current word. It returns nil if that line has an error.
+// Line returns the line before the current word, or nil if it has an error.
 func (q *Query) Line() *Line {
 	l, err := q.program.Parse(q.before)
 	if err != nil {
@@ -184,8 +182,8 @@ func (q *Query) Line() *Line {
 	return l
 }
 
-// Setting returns the value that a flag has, typed or from a layer. It returns "" if the
-// line has an error.
+// Setting returns the value of a flag, typed or from a layer, or "" if the line has an
+// error.
 func (q *Query) Setting(flag string) string {
 	if l := q.Line(); l != nil {
 		return l.Setting(flag)
@@ -228,7 +226,7 @@ func (q *Query) answer() (kind Kind, list []Candidate) {
 	return Finished, list
 }
 
-// flags lists the flags that are not given yet or may be repeated.
+// flags lists the flags that are not yet given or may be repeated.
 func (q *Query) flags() (kind Kind, list []Candidate) {
 	upper := q.Current != strings.ToLower(q.Current)
 	seen := map[string]bool{}
@@ -277,7 +275,7 @@ func (q *Query) values(f cli.Flag, prefix, value string) (kind Kind, list []Cand
 		list = Plain(Listed(usage(f)))
 	}
 	kind = Finished
-	if slices.Contains(rules.Complete.Commas, name(f)) { // completes the last of several names
+	if slices.Contains(rules.Complete.Commas, name(f)) { // complete the last of several names
 		prefix += value[:strings.LastIndexByte(value, ',')+1]
 		kind = Open
 	}
@@ -295,8 +293,8 @@ var (
 	bracket = regexp.MustCompile(` \([^)]*\)`)
 )
 
-// Listed returns the words that a flag takes, if its usage text begins with them: "auto, on
-// or off: …".
+// Listed returns the words that a flag takes, if they begin its usage text: "auto, on or
+// off: …".
 func Listed(usage string) []string {
 	m := listed.FindStringSubmatch(bracket.ReplaceAllString(usage, "") + " (")
 	if m == nil {
@@ -305,7 +303,7 @@ func Listed(usage string) []string {
 	return strings.FieldsFunc(strings.ReplaceAll(m[1], " or ", " "), func(r rune) bool { return r == ' ' || r == ',' })
 }
 
-// Completed reports whether anything but the user's own text completes a flag.
+// Completed reports whether a flag's value can be completed.
 func (p Program) Completed(f cli.Flag) bool {
 	if p.Rules.Complete.Values[name(f)] != nil {
 		return true
@@ -314,7 +312,7 @@ func (p Program) Completed(f cli.Flag) bool {
 	return kind != Finished || len(list) > 0
 }
 
-// WordsCompleted reports whether the words of the command with that path are completed.
+// WordsCompleted reports whether the command of that path has completion for its words.
 func (p Program) WordsCompleted(path string) bool {
 	return p.Rules.Complete.Words[path] != nil || p.Rules.Complete.Files[path] != ""
 }
@@ -328,8 +326,7 @@ func Profiles(q *Query) []Candidate {
 	return Plain(l.Layers.Files.Profiles())
 }
 
-// CommandNames is the Source of a command's path: it returns the words that can come next
-// in the path.
+// CommandNames is the Source of a command's path: the words that can come next in it.
 func CommandNames(q *Query) (list []Candidate) {
 	commands := q.program.App.Commands
 	if len(q.Words) > 0 {

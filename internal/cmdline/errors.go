@@ -8,13 +8,13 @@ import (
 	"multihost/internal/fault"
 )
 
-// A UsageError reports a command line that cannot be carried out as typed.
+// A UsageError says that a command line has no meaning as typed.
 type UsageError struct {
 	Err    error
 	Advice string // what to type instead; "": the hint of Err
 }
 
-// Usagef returns a UsageError without advice. It formats its text as fmt.Errorf does.
+// Usagef returns a UsageError without advice, with a text like fmt.Errorf's.
 func Usagef(format string, args ...any) *UsageError {
 	return &UsageError{Err: fmt.Errorf(format, args...)}
 }
@@ -22,13 +22,13 @@ func Usagef(format string, args ...any) *UsageError {
 func (e *UsageError) Error() string { return e.Err.Error() }
 func (e *UsageError) Unwrap() error { return e.Err }
 
-// Hint returns the advice. If there is no advice, it returns the hints of the cause.
+// Hint returns the advice, or else the hints of the cause.
 func (e *UsageError) Hint() string { return advice(e.Advice, e.Err) }
 
 // Fault returns fault.Usage.
 func (e *UsageError) Fault() fault.Kind { return fault.Usage }
 
-// A ConfigError reports a setting that is missing or malformed.
+// A ConfigError reports a missing or malformed setting.
 type ConfigError struct {
 	Err    error
 	Advice string // what to type; "": the hint of Err
@@ -37,7 +37,7 @@ type ConfigError struct {
 func (e *ConfigError) Error() string { return e.Err.Error() }
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// Hint returns the advice. If there is no advice, it returns the hints of the cause.
+// Hint returns the advice, or else the hints of the cause.
 func (e *ConfigError) Hint() string { return advice(e.Advice, e.Err) }
 
 // Fault returns fault.Configuration.
@@ -47,7 +47,8 @@ func advice(own string, cause error) string {
 	return cmp.Or(own, strings.Join(fault.Hints(cause), "\n"))
 }
 
-// A PlacedError is an error about a value that was not typed, with the value's place.
+// A PlacedError is an error about a value that the user did not type, with the value's
+// place.
 type PlacedError struct {
 	Place string
 	Err   error

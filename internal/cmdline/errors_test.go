@@ -11,7 +11,6 @@ type hinted struct{ error }
 
 func (hinted) Hint() string { return "type: that" }
 
-// The hint of an error of the command line is the hint of its cause.
 func TestHintsOfErrors(t *testing.T) {
 	t.Parallel()
 	plain, cause := errors.New("x"), hinted{errors.New("x")}

@@ -12,30 +12,30 @@ import (
 	"multihost/internal/config"
 )
 
-// A FlagValue is one flag with the value in force and the values that it overrides.
+// A FlagValue is a flag with its value and the values that this overrides.
 type FlagValue struct {
 	Flag     string   `json:"flag"`
-	Commands []string `json:"commands,omitempty"` // commands with this value; empty: all that take it
+	Commands []string `json:"commands,omitempty"` // commands with this value; empty: all that have the flag
 	Placed
 	Beaten []Placed `json:"beaten,omitempty"` // overridden values, the nearest layer first
 }
 
-// Placed is a value, and the place where it comes from.
+// Placed is a value and its place.
 type Placed struct {
-	Values []string      `json:"values"` // one value; for a list any number
+	Values []string      `json:"values"` // one value, or any number for a list
 	Source config.Source `json:"source"`
 }
 
 // BuiltIn reports whether nothing set the flag.
 func (f FlagValue) BuiltIn() bool { return f.Source.Layer == config.BuiltIn && len(f.Beaten) == 0 }
 
-// A Below returns the value of a flag that no layer sets, and the place of that value. The
-// value "" means the built-in default.
+// A Below returns the value of a flag that no layer sets, and the place of that value. ""
+// means the built-in default.
 type Below func(l *Line, flag string) (value string, from config.Source)
 
 // Explain returns the flags of each command, with their values, as if that command were
-// typed with the global flags of the line. path names one command. If path is "", Explain
-// looks at all commands. commands is how many commands it looked at.
+// typed with the line's global flags. path names one command; "" means all. commands is the
+// number of commands.
 func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, commands int, err error) {
 	var paths []string
 	Walk(p.App.Commands, func(name string, c *cli.Command) {
@@ -56,7 +56,7 @@ func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, 
 	return flags, commands, err
 }
 
-// noCommand returns the error for a path that names a group, or no command at all.
+// noCommand returns the error for a path that names a group or no command.
 func noCommand(rules Rules, l *Line, path string, paths []string) error {
 	if slices.Contains(paths, path) {
 		var inside []string
@@ -74,8 +74,8 @@ func noCommand(rules Rules, l *Line, path string, paths []string) error {
 	return err
 }
 
-// merge adds a flag of a command. If other commands have it with the same values, it adds
-// the command to their entry.
+// merge adds a flag of a command. If other commands have the flag with the same values, it
+// adds the command to their entry.
 func merge(flags []FlagValue, f FlagValue, command string) []FlagValue {
 	for i := range flags {
 		if o := &flags[i]; o.Flag == f.Flag && fmt.Sprint(o.Placed, o.Beaten) == fmt.Sprint(f.Placed, f.Beaten) {
@@ -87,8 +87,7 @@ func merge(flags []FlagValue, f FlagValue, command string) []FlagValue {
 	return append(flags, f)
 }
 
-// commands is how many commands there are. If it is more than 0, the first column names the
-// commands of each flag.
+// explainOne is Explain for one command.
 func (p Program) explainOne(outer *Line, path string, below Below) ([]FlagValue, error) {
 	l := &Line{program: p.App.Name, Values: map[string]string{}, Path: strings.Fields(path)}
 	for _, f := range p.App.Flags {
@@ -150,8 +149,8 @@ func builtIn(f cli.Flag) string {
 	return strings.Trim(d.GetDefaultText(), `"`)
 }
 
-// FlagTable writes flags as a table. commands is how many commands there are. If it is more
-// than 0, the first column names the commands of each flag.
+// FlagTable writes flags as a table. commands is the number of commands. If it is more than
+// 0, the first column has each flag's commands.
 func FlagTable(flags []FlagValue, commands int) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -185,7 +184,7 @@ func sourceText(s config.Source) string {
 	return text
 }
 
-// commandsText names the commands that a line of the table covers.
+// commandsText names the commands of a line of the table.
 func commandsText(commands []string, all int) string {
 	const most = 3
 	switch n := len(commands); {

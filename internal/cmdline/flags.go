@@ -11,7 +11,7 @@ import (
 	"multihost/internal/config"
 )
 
-// KindOf returns which values a flag takes.
+// KindOf returns the kind of a flag's values.
 func KindOf(f cli.Flag) config.Kind {
 	switch f := f.(type) {
 	case *cli.BoolFlag:
@@ -32,10 +32,10 @@ func KindOf(f cli.Flag) config.Kind {
 	return config.Text
 }
 
-// An Optional is the value of a cli.GenericFlag that may be given with or without a text:
-// --keep or --keep=2h.
+// An Optional is the value of a cli.GenericFlag whose text may be missing: --keep or
+// --keep=2h.
 type Optional struct {
-	Text  string // "true" if the flag was given without a text
+	Text  string // "true" without a text
 	Given bool
 }
 
@@ -53,10 +53,10 @@ func isSwitch(f cli.Flag) bool {
 	return kind == config.Bool || kind == config.Optional
 }
 
-// name returns the flag's own name, which is its first one.
+// name returns the flag's first name.
 func name(f cli.Flag) string { return f.Names()[0] }
 
-// isHidden reports whether help and completion leave a flag out.
+// isHidden reports whether help and completion omit a flag.
 func isHidden(f cli.Flag) bool {
 	v, ok := f.(cli.VisibleFlag)
 	return ok && !v.IsVisible()
@@ -70,19 +70,19 @@ func usage(f cli.Flag) string {
 	return d.GetUsage()
 }
 
-// A level is one command of a line's path, with its flags and the flags given to it.
+// A level is one command of a line's path, with its flags and their values on the line.
 type level struct {
 	name     string
 	flags    []cli.Flag
 	given    []given
 	verbatim bool // words with dashes that name no flag are words of the command
-	passes   bool // the words after -- are a program to run on another machine
+	passes   bool // the words after -- are a program for another machine
 }
 
 // A given is a value of a flag, under the flag's first name.
 type given struct{ flag, value string }
 
-// values returns the flags with the values that the level gives them.
+// values returns the flags with the level's values.
 func (l *level) values(flags []cli.Flag) (*flag.FlagSet, error) {
 	set := flag.NewFlagSet(l.name, flag.ContinueOnError)
 	for _, f := range flags {
@@ -114,8 +114,8 @@ func levelOf(c *cli.Command) *level {
 	return &level{name: c.Name, flags: c.Flags, verbatim: strings.HasPrefix(c.ArgsUsage, "'"), passes: strings.Contains(c.ArgsUsage, "[-- ")}
 }
 
-// The flags that stand before this command's name belong to the outer command. inherit
-// moves those that this command knows too from the outer command to this one.
+// inherit moves flags that stand before this command's name from the outer command to this
+// one, if this command has them too.
 func (l *level) inherit(outer *level) {
 	outer.given = slices.DeleteFunc(outer.given, func(g given) bool {
 		if _, known := findFlag([]*level{l}, g.flag); known == nil {
@@ -126,8 +126,7 @@ func (l *level) inherit(outer *level) {
 	})
 }
 
-// findFlag returns the flag that has this name among its names, and the innermost level
-// that has the flag.
+// findFlag returns the flag with this name among its names, and its innermost level.
 func findFlag(levels []*level, name string) (*level, cli.Flag) {
 	for _, l := range slices.Backward(levels) {
 		for _, f := range l.flags {
@@ -139,7 +138,7 @@ func findFlag(levels []*level, name string) (*level, cli.Flag) {
 	return nil, nil
 }
 
-// IsGroup reports whether a command only holds other commands.
+// IsGroup reports whether a command has only other commands.
 func IsGroup(c *cli.Command) bool { return len(c.Subcommands) > 0 && c.ArgsUsage == "" }
 
 // FindCommand returns the command of that path below commands, or nil.
@@ -154,7 +153,7 @@ func FindCommand(commands []*cli.Command, path ...string) (found *cli.Command) {
 	return found
 }
 
-// Walk visits every command, also groups and hidden ones, with its path: "qr create".
+// Walk visits every command, with groups and hidden ones, and its path: "qr create".
 func Walk(commands []*cli.Command, visit func(path string, c *cli.Command)) {
 	walk(commands, "", visit)
 }
@@ -167,8 +166,8 @@ func walk(commands []*cli.Command, outer string, visit func(path string, c *cli.
 	}
 }
 
-// WalkShown visits every command that help shows, with the words that users type: the
-// program's name and the path.
+// WalkShown visits every command in help, with the words that users type: the program's
+// name and the path.
 func WalkShown(app *cli.App, visit func(typed string, c *cli.Command)) {
 	Walk(app.Commands, func(path string, c *cli.Command) {
 		if shown(app.Commands, path) {
@@ -189,8 +188,8 @@ func shown(commands []*cli.Command, path string) bool {
 	return true
 }
 
-// typed returns the words that users type to get to the innermost level: the program's name
-// and the names of the commands.
+// typed returns the words that users type for the innermost level: the program's name and
+// the names of the commands.
 func typed(program string, levels []*level) string {
 	for _, l := range levels {
 		if l.name != "" {

@@ -15,16 +15,15 @@ import (
 // A HelpLevel says how much help a command line asks for.
 type HelpLevel uint8
 
-// The levels of help.
 const (
 	NoHelp    HelpLevel = iota
 	ShortHelp           // the flags that most users need
 	FullHelp            // every flag with all of its names
 )
 
-// askedHelp returns how much help a word of the command line asks for. Such a word is
-// --help or -h, with or without a value. For every other word, askedHelp returns NoHelp.
-// typed is the command before the word.
+// askedHelp returns how much help a word of the command line asks for: --help or -h, with
+// or without a value. For every other word it returns NoHelp. typed is the command before
+// the word.
 func askedHelp(word, typed string) (HelpLevel, error) {
 	name, value, valued := strings.Cut(word, "=")
 	switch {
@@ -39,11 +38,10 @@ func askedHelp(word, typed string) (HelpLevel, error) {
 		Advice: fmt.Sprintf("type: %s --help, or: %[1]s --help=all", typed)}
 }
 
-// everyTitle is the title of the section of flags that each command has.
+// everyTitle is the title of the section of flags of every command.
 const everyTitle = "flags of every command"
 
-// Page returns the help of the command with that path, or of the program if the path is
-// empty.
+// Page returns the help of a command, or of the program if path is empty.
 func (p Program) Page(path []string, level HelpLevel) help.Page {
 	app := p.App
 	c := &cli.Command{Usage: app.Usage, Description: app.Description, Subcommands: app.Commands}
@@ -63,7 +61,7 @@ func (p Program) Page(path []string, level HelpLevel) help.Page {
 	return page
 }
 
-// splitExit splits a description at the beginning of its section of exit statuses.
+// splitExit splits a description before its section of exit statuses.
 func splitExit(description string) (text, exit string) {
 	if text, exit, found := strings.Cut(description, ExitHeading); found {
 		return strings.TrimRight(text, "\n"), ExitHeading + exit
@@ -71,8 +69,8 @@ func splitExit(description string) (text, exit string) {
 	return description, ""
 }
 
-// more says how to see the flags that a page does not show. left is how many flags of the
-// command it leaves out. The page may also lack the flags that every command has.
+// more says how to see the flags that a page omits. left is the number of the command's
+// omitted flags. The page may also omit the flags of every command.
 func (r HelpRules) more(program string, path []string, left int, level HelpLevel) string {
 	_, grouped := r.Common[strings.Join(path, " ")]
 	typed := strings.Join(append([]string{program}, path...), " ")
@@ -91,7 +89,7 @@ func (r HelpRules) more(program string, path []string, left int, level HelpLevel
 	return typed + " --help=all also shows the flags of every command."
 }
 
-// commandSections returns the commands below the command with that path.
+// commandSections returns the commands below a command.
 func (r HelpRules) commandSections(path []string, commands []*cli.Command) (all []help.Section) {
 	if len(path) > 0 {
 		if rows := commandRows(commands); rows != nil {
@@ -120,8 +118,8 @@ func commandRows(commands []*cli.Command) (rows []help.Row) {
 	return rows
 }
 
-// flagSections returns the flags that a page shows. left is how many flags of the command
-// it leaves out.
+// flagSections returns the flags of a page. left is the number of the command's omitted
+// flags.
 func (r HelpRules) flagSections(path []string, own, global []cli.Flag, level HelpLevel) (sections []help.Section, left int) {
 	global = slices.DeleteFunc(slices.Clone(global), func(f cli.Flag) bool {
 		return slices.ContainsFunc(own, func(o cli.Flag) bool { return name(o) == name(f) })
@@ -137,7 +135,7 @@ func (r HelpRules) flagSections(path []string, own, global []cli.Flag, level Hel
 	}
 	apart, rest := help.Sections(FlagRows(own), r.Apart, all)
 	shown := rest
-	if !all { // the flags that these sections leave out are among the rest
+	if !all { // the other sections have the rest
 		_, shown = help.Sections(rest, r.Apart, true)
 	}
 	if left = len(rest) - len(shown); len(shown) > 0 {
@@ -157,13 +155,13 @@ func rowsOf(sections []help.Section) (rows []help.Row) {
 	return rows
 }
 
-// helpFlag describes --help, which no command declares: Parse reads it.
+// helpFlag describes --help. No command declares it, because Parse reads it.
 var helpFlag = help.Flag{Names: []string{"--help", "-h"}, Value: "all", Optional: true, Text: "show help; all: with every flag and all of its names"}
 
-// EveryRow lists the flags that every command has, --help too.
+// EveryRow lists the flags of every command, with --help.
 func EveryRow(global []cli.Flag) []help.Flag { return append(FlagRows(global), helpFlag) }
 
-// FlagRows describes the flags that are not hidden, as help and documents show them.
+// FlagRows describes the visible flags, for help and documents.
 func FlagRows(flags []cli.Flag) (rows []help.Flag) {
 	for _, f := range flags {
 		if d, ok := f.(cli.DocGenerationFlag); ok && !isHidden(f) {
@@ -197,8 +195,8 @@ func flagRow(f cli.Flag, d cli.DocGenerationFlag) help.Flag {
 	return row
 }
 
-// shownDefault returns a default as help shows it: "" for an empty one. It drops units of 0
-// from a time: 10m, not 10m0s.
+// shownDefault returns a default in help's form: "" for an empty one, and a time without
+// units of 0: 10m, not 10m0s.
 func shownDefault(text string) string {
 	switch text {
 	case `""`, "false", "0s":

@@ -14,20 +14,19 @@ import (
 	"multihost/internal/config"
 )
 
-// Layers are the sources of values that were not typed: the environment, the project's
-// file, the user's file. Parse adds the values to the command line before cli sees it, so
-// that commands just read their flags.
+// Layers have the values that the user did not type: from the environment, the project's
+// file, and the user's file. Parse adds the values to the command line before cli sees it,
+// so that commands just read their flags.
 type Layers struct {
 	Lookup config.Lookup
 	Rules  Rules
 	Files  *config.Defaults // nil: none
 }
 
-// layerOrder lists the layers. Each layer overrides the layers after it.
+// layerOrder lists the layers. Each one overrides the next.
 var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.ProjectLayer, config.UserLayer}
 
-// of returns the values that the layers have for a flag of a command. The first entry
-// counts.
+// of returns the layers' values for a flag of a command. The first one is used.
 func (l Layers) of(command string, f cli.Flag) []config.Setting {
 	all := l.Files.Find(command, l.Rules.FileFlag(f))
 	variable := config.FlagVariable(name(f))
@@ -38,7 +37,7 @@ func (l Layers) of(command string, f cli.Flag) []config.Setting {
 	return all
 }
 
-// FileFlag describes a flag for package config, which reads the files.
+// FileFlag describes a flag to package config, which reads the files.
 func (r Rules) FileFlag(f cli.Flag) config.Flag {
 	d := config.Flag{Names: f.Names(), Kind: KindOf(f), Private: r.Private[name(f)], Never: r.Never[name(f)]}
 	switch {
@@ -67,7 +66,7 @@ func placeEach(value string, place func(string) (string, error)) (string, error)
 	return strings.Join(pairs, ","), nil
 }
 
-// FileCommands describes all commands of app for package config, which reads the files.
+// FileCommands describes all commands of app to package config, which reads the files.
 func (r Rules) FileCommands(app *cli.App) (all []config.Command) {
 	Walk(app.Commands, func(path string, c *cli.Command) {
 		described := config.Command{Path: path}
@@ -79,7 +78,7 @@ func (r Rules) FileCommands(app *cli.App) (all []config.Command) {
 	return all
 }
 
-// loadFiles reads the files of defaults that the line asks for.
+// loadFiles reads the files of defaults for the line.
 func (p Program) loadFiles(l *Line) (*config.Defaults, error) {
 	if len(l.Path) > 0 && slices.Contains(p.Rules.NoFiles, l.Path[0]) {
 		return nil, nil
@@ -102,8 +101,8 @@ func (p Program) loadFiles(l *Line) (*config.Defaults, error) {
 	return d, err
 }
 
-// early reads a flag before the files are loaded. It looks at the command line and the
-// environment, and returns where it found the value.
+// early reads a flag before the files are loaded, from the command line or the environment,
+// and returns where it found the value.
 func (l *Line) early(flag string, lookup config.Lookup) (value, from string) {
 	if value, ok := l.Values[flag]; ok {
 		return value, "--" + flag
@@ -113,7 +112,7 @@ func (l *Line) early(flag string, lookup config.Lookup) (value, from string) {
 	return value, from
 }
 
-// If a flag was not typed and the layers have a value for it, fill gives it that value.
+// fill gives a flag that the user did not type its value from the layers.
 func (l *Line) fill(rules Rules, levels []*level, from Layers) {
 	l.Layers, l.From = from, map[string]config.Setting{}
 	command := strings.Join(l.Path, " ")
@@ -143,10 +142,10 @@ func (l *Line) fill(rules Rules, levels []*level, from Layers) {
 	l.Order = append(l.Order, filled...)
 }
 
-// give adds the values of a layer to the flags given to a level.
+// give adds a layer's values to the flags of a level.
 func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 	for _, value := range s.Values {
-		if s.Source.Layer == config.Environment { // files have been checked
+		if s.Source.Layer == config.Environment { // the values of files were checked before
 			if err := KindOf(f).Check(value); err != nil {
 				l.Refuse(&UsageError{Err: fmt.Errorf("%s: %w", s.Source, err)}, name(f))
 				continue
@@ -159,11 +158,11 @@ func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 	}
 }
 
-// rankOf returns the place in layerOrder of the layer that a setting comes from.
+// rankOf returns the place in layerOrder of a setting's layer.
 func rankOf(s config.Setting) int { return slices.Index(layerOrder, s.Source.Layer) }
 
-// If a flag chooses an alternative, some layer sets it. For each such flag, ranks returns
-// the place of that layer in layerOrder. A value of false chooses nothing.
+// ranks returns the place in layerOrder of the layer that sets a flag, for each flag that
+// chooses an alternative. false chooses nothing.
 func (l *Line) ranks() map[string]int {
 	rank := map[string]int{}
 	if len(l.Argv) > 0 {
@@ -182,8 +181,9 @@ func (l *Line) ranks() map[string]int {
 	return rank
 }
 
-// beaten returns the flags whose values do not count: a higher layer sets an alternative to
-// such a flag, or to the flag that it belongs to. rank is the result of Line.ranks.
+// beaten returns the flags whose values are dropped, because a higher layer sets an
+// alternative to the flag, or to the flag that it belongs to. rank is the result of
+// Line.ranks.
 func beaten(rules Rules, rank map[string]int) (flags []string) {
 	for _, group := range rules.Alternatives {
 		best := len(layerOrder)
@@ -208,9 +208,9 @@ func beaten(rules Rules, rank map[string]int) (flags []string) {
 	return slices.Compact(flags)
 }
 
-// A value that was not typed comes from a file or a variable. Blame adds this place to an
-// error about such a value. An error is about a flag if it contains --name, or the name and
-// the quoted value.
+// Blame adds the place of a value, a file or a variable, to an error about a value that the
+// user did not type. An error is about a flag if it contains --name, or the name and the
+// quoted value.
 func (l *Line) Blame(err error) error {
 	text := err.Error()
 	var at []string
@@ -226,7 +226,7 @@ func (l *Line) Blame(err error) error {
 	return &PlacedError{Place: strings.Join(at, ", "), Err: err}
 }
 
-// isAbout reports whether a text is about a flag. values are the values of the flag.
+// isAbout reports whether a text is about a flag with these values.
 func isAbout(text, flag string, values []string) bool {
 	if regexp.MustCompile(`--` + flag + `(?:[^a-z0-9-]|$)`).MatchString(text) {
 		return true
@@ -235,8 +235,8 @@ func isAbout(text, flag string, values []string) bool {
 		slices.ContainsFunc(values, func(v string) bool { return v != "" && strings.Contains(text, fmt.Sprintf("%q", v)) })
 }
 
-// ProjectFlags returns which flags the project's file sets, sorted, and the file. That file
-// applies only because of the current directory. Users easily overlook that.
+// ProjectFlags returns the project's file and the flags that it sets, sorted. That file
+// applies only because of the current directory, which users easily overlook.
 func (l *Line) ProjectFlags() (file string, flags []string) {
 	for _, flag := range slices.Sorted(maps.Keys(l.From)) {
 		if s := l.From[flag]; s.Source.Layer == config.ProjectLayer {

@@ -13,34 +13,33 @@ import (
 	"multihost/internal/config"
 )
 
-// A Line is a command line in canonical form, with the defaults that apply to it.
+// A Line is a command line in canonical form, with its defaults.
 type Line struct {
 	Words    []string                  // words before --
 	Argv     []string                  // words after --
-	Dashed   bool                      // there was a --
-	Path     []string                  // the command and its subcommand
+	Dashed   bool                      // the line has a --
+	Path     []string                  // command and its subcommand
 	Help     HelpLevel                 // what --help asks for
-	HelpPath []string                  // the path where --help stands
-	Typed    map[string]string         // flag → the spelling used
-	Values   map[string]string         // flag → the value typed, the last one
-	From     map[string]config.Setting // flag → the value that a layer gave it, if it was not typed
+	HelpPath []string                  // path where --help stands
+	Typed    map[string]string         // flag → spelling on the line
+	Values   map[string]string         // flag → last typed value
+	From     map[string]config.Setting // flag → value from a layer, if not typed
 	Order    []string                  // flags as typed, with Word and Dashes; then flags set by layers
 	Layers   Layers
 
-	program    string      // its name
-	levels     []*level    // the program and each command of Path, with the values given to its flags
-	objections []objection // errors of values, in the order found
+	program    string      // name of the program
+	levels     []*level    // the program and each command of Path, with the values of their flags
+	objections []objection // errors of values, in the order of their discovery
 }
 
-// Names for the parts of a command line that are not flags.
+// Parts of a command line that are not flags.
 const (
 	Word   = "WORD" // a word before --
 	Dashes = "--"   // -- and the words after it
 )
 
-// Run calls the action of the line's command. It must be called once. The commands of app
-// must be those of the app for which the line was parsed. If a flag does not take its
-// value, Run returns a *UsageError.
+// Run calls the action of the line's command. Call it once, with commands of the app for
+// which the line was parsed. If a flag refuses its value, the error is a *UsageError.
 func (l *Line) Run(ctx context.Context, app *cli.App) error {
 	inner, c := &cli.Context{Context: ctx}, &cli.Command{Name: app.Name, Flags: app.Flags, Subcommands: app.Commands, Action: app.Action}
 	for i, level := range l.levels {
@@ -60,12 +59,12 @@ func (l *Line) Run(ctx context.Context, app *cli.App) error {
 // An objection is something wrong with the values of flags.
 type objection struct {
 	err   error
-	flags []string // all flags that the problem depends on; if the line gives none of them, the problem is that they are missing
+	flags []string // all flags of the problem; if the line has none of them, the problem is that they are missing
 }
 
 // Refuse records an error, so that the rest of the line can be checked too; err may be nil.
-// A flag that is wrong by itself may cause a further objection. That objection must name
-// the flag too. It must be recorded after the flag's own objection.
+// If a flag that is wrong by itself causes a further objection, record that one later, and
+// let it name the flag too.
 func (l *Line) Refuse(err error, flags ...string) {
 	if err != nil {
 		l.objections = append(l.objections, objection{err, flags})
@@ -77,14 +76,14 @@ func (l *Line) Refused(flags ...string) bool {
 	return slices.ContainsFunc(l.objections, func(o objection) bool { return len(o.flags) == 1 && slices.Contains(flags, o.flags[0]) })
 }
 
-// Sound reports whether nothing has been refused so far.
+// Sound reports whether nothing has been refused yet.
 func (l *Line) Sound() bool { return len(l.objections) == 0 }
 
-// Refusal returns the objection that a reader of the line meets first, or nil.
+// Refusal returns the objection that is first on the line, or nil.
 func (l *Line) Refusal() error { return firstObjection(l.Order, l.objections) }
 
-// firstObjection returns the objection that a reader of the command line meets first. order
-// has the flags of the line, in their order. It returns nil if there is no objection.
+// firstObjection returns the objection that is first on the command line, or nil. order has
+// the flags of the line, in order.
 func firstObjection(order []string, all []objection) error {
 	if len(all) == 0 {
 		return nil
@@ -92,13 +91,11 @@ func firstObjection(order []string, all []objection) error {
 	return slices.MinFunc(all, func(a, b objection) int { return cmp.Compare(place(order, a.flags), place(order, b.flags)) }).err
 }
 
-// A problem with these flags shows at one position of the line. Place returns that
-// position.
+// Place returns the position on the line of a problem with these flags.
 func (l *Line) Place(flags ...string) int { return place(l.Order, flags) }
 
-// place returns the position in order at which a problem with these flags shows. This is
-// the position of the last of them. If none of them is in order, place returns the position
-// behind all flags.
+// place returns the position in order of a problem with these flags: the last of them, or
+// behind all flags if none of them is in order.
 func place(order, flags []string) int {
 	last := -1
 	for _, name := range flags {
@@ -110,15 +107,15 @@ func place(order, flags []string) int {
 	return last
 }
 
-// OneOf refuses a value of a flag that is not one of the allowed values.
+// OneOf refuses every value of a flag except the allowed ones.
 func (l *Line) OneOf(flag, value string, allowed ...string) {
 	if last := len(allowed) - 1; !slices.Contains(allowed, value) {
 		l.Refuse(Usagef("--%s=%s: it is %s or %s", flag, value, strings.Join(allowed[:last], ", "), allowed[last]), flag)
 	}
 }
 
-// Numbers are the flags that hold a number or a time; *cli.Context implements it. Both
-// methods return 0 for a flag of another kind.
+// Numbers are flags with a number or a time. *cli.Context implements it. Both methods
+// return 0 for a flag of another kind.
 type Numbers interface {
 	Int(flag string) int
 	Duration(flag string) time.Duration
@@ -136,10 +133,10 @@ func (l *Line) NotNegative(n Numbers, flags ...string) {
 	}
 }
 
-// Name returns the words that users type for the command: the program's name and the path.
+// Name returns what users type for the command: the program's name and the path.
 func (l *Line) Name() string { return strings.Join(append([]string{l.program}, l.Path...), " ") }
 
-// NoWords refuses every word of the command, also words after --.
+// NoWords refuses every word of the command, even after --.
 func (l *Line) NoWords() {
 	switch command := l.Name(); {
 	case len(l.Words) > 0:
@@ -149,9 +146,8 @@ func (l *Line) NoWords() {
 	}
 }
 
-// OneWord returns the single word that a command takes, and refuses none or several. The
-// last parameter is a hint about the possible words, which the error for a line without a
-// word shows. It may be "".
+// OneWord returns the single word of a command, and refuses none or several. which, if not
+// "", is a hint about the possible words in the error for a missing word.
 func (l *Line) OneWord(what, which string) string {
 	switch command := l.Name(); {
 	case len(l.Words) == 0:
@@ -167,9 +163,8 @@ func (l *Line) OneWord(what, which string) string {
 	return l.Words[0]
 }
 
-// Setting returns the value of a flag, typed or from a layer. If a layer gives a list,
-// Setting returns its values separated by commas. The value of a list from a layer is its
-// values separated by commas. It is "" for a flag that has its built-in default.
+// Setting returns the value of a flag, typed or from a layer, or "" for the built-in
+// default. It joins a layer's list with commas.
 func (l *Line) Setting(flag string) string {
 	if v, typed := l.Values[flag]; typed {
 		return v

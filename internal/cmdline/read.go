@@ -13,15 +13,14 @@ import (
 )
 
 // Parse reads argv, which has no program name. It accepts flags before and after words up
-// to "--", and global flags also after the command. A flag whose name is in upper case is a
-// flag of another tool. Such names are case-sensitive, and a boolean flag among them takes
-// the next word as its value. Names in lower case may be written with underscores. If a
-// command takes its words verbatim, every word that does not name one of its flags is a
-// word of the command. That holds for words with and without dashes. A flag that is not
-// given takes its value from a layer below: see Layers.
+// to "--", and global flags also after the command. A flag in upper case belongs to another
+// tool: its name is case-sensitive, and a boolean one takes the next word as its value.
+// Names in lower case may have underscores. If a command takes its words verbatim, every
+// word that names none of its flags is a word of the command, even with dashes. A flag that
+// is not on the line gets its value from a layer; see Layers.
 //
-// If a flag does not take its value, Parse returns no error, unless the command never looks
-// at its flags. Line.Refusal returns that error.
+// If a flag refuses its value, Parse returns no error, unless the command never looks at
+// its flags. Line.Refusal returns that error.
 func (p Program) Parse(argv []string) (*Line, error) {
 	if len(argv) > 0 && argv[0] == "help" {
 		argv = append(slices.Clone(argv[1:]), "--help")
@@ -36,7 +35,7 @@ func (p Program) Parse(argv []string) (*Line, error) {
 		}
 	}
 	l := r.line
-	if l.Help == NoHelp { // help works even if a file or a variable is wrong
+	if l.Help == NoHelp { // help works even with a wrong file or variable
 		files, err := p.loadFiles(l)
 		l.Refuse(err, "config", "profile")
 		l.fill(p.Rules, r.levels, Layers{p.Lookup, p.Rules, files})
@@ -54,10 +53,10 @@ func (p Program) Parse(argv []string) (*Line, error) {
 type reader struct {
 	program  Program
 	line     *Line
-	rest     []string       // the words that are not read yet
-	levels   []*level       // the path so far, the program first
-	commands []*cli.Command // the commands that the next word can name
-	group    bool           // the innermost command only holds others
+	rest     []string       // words still to be read
+	levels   []*level       // path so far, from the program on
+	commands []*cli.Command // commands that the next word can name
+	group    bool           // the innermost command has only other commands
 }
 
 func (r *reader) inner() *level { return r.levels[len(r.levels)-1] }
@@ -85,8 +84,8 @@ func (r *reader) next() error {
 	return r.firstOf(r.takeFlag())
 }
 
-// firstOf returns err or a recorded objection, whichever shows first on the line. It
-// returns nil if err is nil.
+// firstOf returns err or a recorded objection, whichever is first on the line, or nil if
+// err is nil.
 func (r *reader) firstOf(err error) error {
 	if err == nil {
 		return nil
@@ -119,8 +118,8 @@ func (r *reader) word(word string) {
 	r.rest = r.rest[1:]
 }
 
-// takeHelp reads the word if it asks for help, and reports whether it does. The help is
-// about the command at which the word stands.
+// takeHelp reads a word that asks for help, about the command before it. It returns false
+// for other words.
 func (r *reader) takeHelp(word string) (asked bool, err error) {
 	level, err := askedHelp(word, r.typed())
 	if err != nil || level == NoHelp {
@@ -148,7 +147,7 @@ func (r *reader) takeFlag() error {
 		return Usagef("flag --%s is given twice, as %s and as %s: keep one", flag, earlier, word.spelling)
 	}
 	l.Typed[flag] = word.spelling
-	if KindOf(to.flag) != config.List && !l.Refused(flag) { // the last value counts
+	if KindOf(to.flag) != config.List && !l.Refused(flag) { // the last value is used
 		l.Order = slices.DeleteFunc(l.Order, func(name string) bool { return name == flag })
 	}
 	l.Order = append(l.Order, flag)
@@ -170,9 +169,9 @@ func (r *reader) takeFlag() error {
 // A flagWord is a word of the line that begins with a dash.
 type flagWord struct {
 	spelling string // the word with its dashes: --TPU_PREFIX
-	name     string // without them
+	name     string // without dashes
 	value    string
-	valued   bool // there is a =
+	valued   bool // it has a =
 }
 
 func split(word string) (w flagWord) {
@@ -194,7 +193,7 @@ type found struct {
 	negated bool // the word is --no-NAME
 }
 
-// named returns which flag a word names under one of the flag's names.
+// named returns the flag that has the word as one of its names.
 func named(levels []*level, w flagWord) found {
 	level, flag := findFlag(levels, w.name)
 	if flag == nil && !w.upper() {
@@ -203,8 +202,8 @@ func named(levels []*level, w flagWord) found {
 	return found{level: level, flag: flag}
 }
 
-// find returns which flag a word names. --no-NAME, without a value, means NAME=false for a
-// boolean.
+// find returns the flag that a word names. For a boolean, --no-NAME without a value means
+// NAME=false.
 func find(levels []*level, w flagWord) found {
 	if f := named(levels, w); f.flag != nil {
 		return f
@@ -217,7 +216,7 @@ func find(levels []*level, w flagWord) found {
 	return found{}
 }
 
-// valueOf returns the value of a flag, and how many of the words that follow belong to it.
+// valueOf returns the value of a flag, and how many of the following words belong to it.
 func valueOf(levels []*level, flag cli.Flag, w flagWord, following []string) (value string, used int, err error) {
 	next, isThere := "", len(following) > 0
 	if isThere {
@@ -240,7 +239,7 @@ func valueOf(levels []*level, flag cli.Flag, w flagWord, following []string) (va
 // bare drops the dashes at the beginning of a word.
 func bare(word string) string { return strings.TrimPrefix(strings.TrimPrefix(word, "-"), "-") }
 
-// checked returns a value as cli reads it, and the error of the value, if any.
+// checked returns a value in cli's form, and its error, if any.
 func checked(flag cli.Flag, spelling, value string) (string, error) {
 	switch kind := KindOf(flag); kind {
 	case config.Bool:
@@ -260,7 +259,7 @@ func checked(flag cli.Flag, spelling, value string) (string, error) {
 // plainNumber matches a number without a unit.
 var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 
-// wrongValue returns the error for a value that does not have its flag's kind.
+// wrongValue returns the error for a value of the wrong kind.
 func wrongValue(kind config.Kind, flag, value string) error {
 	switch {
 	case kind == config.Int && strings.Trim(value, "0123456789") == "" && value != "":
@@ -301,8 +300,8 @@ func (r *reader) unknownFlag(w flagWord) error {
 	return &UsageError{Err: fmt.Errorf("unknown flag %q of %s", w.spelling, r.typed()), Advice: advice}
 }
 
-// spellings lists the spellings of flags. It includes upper-case names only if upper is
-// set. It leaves out names of one letter: nobody means --f.
+// spellings lists the spellings of flags, upper-case names only with upper. It skips names
+// of one letter, because nobody means --f.
 func spellings(levels []*level, upper bool) []string {
 	known := []string{"--help"}
 	for _, l := range levels {
