@@ -579,35 +579,34 @@ type End struct {
 // the reason: "preempted", "maintenance of its host", or, if not known, "told to end".
 const Down = "down"
 
-// A Seen is the last report that a worker made about itself.
+// A Seen is a worker's last report about itself.
 type Seen struct {
 	Worker    tpu.WorkerID
 	Phase     string // boot, preflight, start, running, logs, ended, failed, deleting, kept, left or Down
 	Attempt   int
-	At        time.Time // time of the report by the clock of Cloud Storage
+	At        time.Time // by the clock of Cloud Storage
 	MayDelete string    // "yes", "no: …" or "unknown: …"
 	Detail    string
 }
 
 // A State is the state of a run in its bucket.
 type State struct {
-	Attempt  int // the newest attempt that any worker began; 0: none has begun
+	Attempt  int // newest attempt that any worker began; 0: none
 	Seen     []Seen
 	Ended    []End          // ends of that attempt, ordered by worker
-	Stopping string         // why the run is to end
+	Stopping string         // why the run must end
 	Unsent   []tpu.WorkerID // workers whose log of that attempt is not whole in the bucket; their slices stay for a while
-	// If StrictExit is set, Excused and Blame excuse nothing. Whoever reads the state sets
-	// it.
+	// With StrictExit, Excused and Blame excuse nothing. The reader of the state sets it.
 	StrictExit bool
 
-	begun, announced int // begun: the newest attempt that a worker has reported; announced: the attempt in control/attempt
+	begun, announced int // begun: newest attempt that a worker has reported; announced: attempt in control/attempt
 }
 
 // Over reports whether the newest attempt has ended on every worker of d.
 func (s State) Over(d Description) bool { return len(s.Ended) >= len(d.IDs()) && len(s.Ended) > 0 }
 
-// GivenUp reports whether the newest attempt was given up or stopped, as far as is known: each
-// worker that has reported anything has ended, and on none the command ended by itself. If no
+// GivenUp reports whether the newest attempt was given up or stopped, as far as is known.
+// Each worker that has reported anything has ended, none of them by its command. If no
 // other worker can come any more, the attempt has ended.
 func (s State) GivenUp() bool {
 	ended := map[tpu.WorkerID]bool{}
@@ -620,13 +619,12 @@ func (s State) GivenUp() bool {
 	return len(ended) > 0 && !slices.ContainsFunc(s.Seen, func(w Seen) bool { return !ended[w.Worker] })
 }
 
-// FailFast is the reason with which workers stop the command after another worker has
-// failed. It names no worker, because which worker failed first is known only when all have
-// ended.
+// FailFast is the reason of a workers' stop after another worker has failed. It names no
+// worker: the first one to fail is known only when all have ended.
 const FailFast = "fail-fast: a worker failed"
 
-// Within ExcuseWindow after worker 0's success, a failure of another worker is excused. The
-// others may fail while they exit, because their runtime loses its leader.
+// Within ExcuseWindow after worker 0's success, a failure of another worker is excused.
+// Workers may fail while they exit, because their runtime loses its leader.
 const ExcuseWindow = time.Minute
 
 // Excused returns the workers whose failure is only the tail of a training that worker 0
@@ -644,7 +642,7 @@ func (s State) Excused() []tpu.WorkerID {
 	return ids
 }
 
-// excused says of each end whether it is excused.
+// excused says for each end whether it is excused.
 func (s State) excused() []bool {
 	out := make([]bool, len(s.Ended))
 	lead := slices.IndexFunc(s.Ended, func(e End) bool { return e.Worker == tpu.WorkerID{} && e.Code == 0 && !e.At.IsZero() })
@@ -662,8 +660,8 @@ func (s State) excused() []bool {
 	return out
 }
 
-// LeftBehind returns how many processes the command had left in the background when it
-// ended by itself. It also returns on which workers.
+// LeftBehind returns the number of processes that the command left in the background when
+// it ended by itself, and their workers.
 func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 	for _, e := range s.Ended {
 		if e.Behind > 0 && e.Reason == "" {
@@ -673,10 +671,10 @@ func (s State) LeftBehind() (n int, ids []tpu.WorkerID) {
 	return n, ids
 }
 
-// Blame returns the end that decides how the run ended. That is the earliest failure of a
-// worker that was not stopped. If there is none, it is the earliest failure that fail-fast
-// did not cause. If there is none of these either, it is the earliest failure of all. Blame
-// returns nil when every worker ended with 0 or is excused.
+// Blame returns the end that decides how the run ended, or nil if every worker ended with 0
+// or is excused. It is the earliest failure of a worker that was not stopped. Without one,
+// it is the earliest failure that fail-fast did not cause, and without that, the earliest
+// failure.
 func (s State) Blame() *End {
 	excused := s.excused()
 	var first *End
@@ -701,19 +699,19 @@ func (s State) Blame() *End {
 	return first
 }
 
-// readers is how many objects are read concurrently.
+// readers limits how many objects are read at the same time.
 const readers = 32
 
-// A listing is the information in the names of a run's objects.
+// A listing is what the names of a run's objects say.
 type listing struct {
-	workers []*storage.Object               // each worker's report about itself
-	ends    map[int]map[tpu.WorkerID]string // objects that say how a command ended, by attempt
-	unsent  map[int][]tpu.WorkerID          // workers that could not send a whole log, by attempt
-	begun   int                             // the newest attempt that has ended on a worker
+	workers []*storage.Object               // workers' reports about themselves
+	ends    map[int]map[tpu.WorkerID]string // how commands ended, by attempt
+	unsent  map[int][]tpu.WorkerID          // workers whose log is not whole, by attempt
+	begun   int                             // newest attempt that has ended on a worker
 	stop    bool                            // somebody has asked the run to stop
 }
 
-// add adds an object to the listing. name is its name below the run's prefix.
+// add adds an object. name is its name below the run's prefix.
 func (l *listing) add(name string, o *storage.Object) {
 	dir, _, _ := strings.Cut(name, "/")
 	switch dir {
@@ -753,7 +751,7 @@ func (b *Bucket) listing(ctx context.Context, prefix string) (*listing, error) {
 	return l, nil
 }
 
-// State reads the state of a run. It may miss objects that workers write while it reads.
+// State reads the state of a run. It may miss objects that workers write meanwhile.
 func (b *Bucket) State(ctx context.Context, run string) (State, error) {
 	prefix := prefixOf(b.dir, run)
 	l, err := b.listing(ctx, prefix)
@@ -839,8 +837,7 @@ func (b *Bucket) seen(ctx context.Context, o *storage.Object) (Seen, error) {
 	return s, nil
 }
 
-// read fills s from the text of a report. It returns the run that the text names, or "" if
-// it names none.
+// read fills s from the text of a report. It returns the run in the text, or "".
 func (s *Seen) read(text string) (run string) {
 	for key, value := range fields(text) {
 		switch key {
@@ -861,13 +858,13 @@ func (s *Seen) read(text string) (run string) {
 	return run
 }
 
-// ReportKey is the guest attribute that a worker uses for reports, besides the bucket. The
-// worker can use it before it has its program, and when the bucket refuses its reports.
+// ReportKey is the guest attribute of a worker's reports, besides the bucket. A worker can
+// use it before it has its program, and when the bucket refuses its reports.
 const ReportKey = "state"
 
-// ParseReport reads the text of that guest attribute. The result has no At. A worker that
-// does not have its program yet reports attempt 0, and does not say which worker it is. ok
-// is true if the report is about the run.
+// ParseReport reads the text of that guest attribute. The result has no At. Without its
+// program, a worker reports attempt 0, and does not say which worker it is. ok is true if
+// the report is about the run.
 func ParseReport(run, text string) (s Seen, ok bool) {
 	ok = s.read(text) == run
 	return s, ok
@@ -941,7 +938,7 @@ func parseExit(id tpu.WorkerID, name, text string) End {
 	return e
 }
 
-// lostCode is the exit code of a worker whose end is not known. Over SSH it is the same.
+// lostCode is the exit code of a worker whose end is not known, as over SSH.
 const lostCode = 69
 
 func fields(text string) map[string]string {
@@ -959,8 +956,8 @@ func (b *Bucket) Log(ctx context.Context, run string, id tpu.WorkerID, attempt i
 	return b.LogInPieces(ctx, run, id, attempt, offset, maxPiece, w)
 }
 
-// LogInPieces does what Log does, but holds at most one piece in memory at a time: a write
-// to w may wait for other logs.
+// LogInPieces is Log with at most one piece in memory: a write to w may wait for other
+// logs.
 func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, attempt int, offset, piece int64, w io.Writer) (int64, error) {
 	piece = min(piece, maxPiece)
 	total := int64(0)
@@ -980,8 +977,7 @@ func (b *Bucket) LogInPieces(ctx context.Context, run string, id tpu.WorkerID, a
 	}
 }
 
-// LogSize returns how many bytes of a worker's log the bucket has. It returns 0 if it has
-// none yet.
+// LogSize returns the number of bytes of a worker's log in the bucket.
 func (b *Bucket) LogSize(ctx context.Context, run string, id tpu.WorkerID, attempt int) (int64, error) {
 	name, size := prefixOf(b.dir, run)+LogObject(id, attempt), int64(0)
 	err := b.gcp.Do(ctx, fmt.Sprintf("get gs://%s/%s", b.name, name), func(ctx context.Context) error {

@@ -28,7 +28,7 @@ import (
 // objects is a bucket that loses the answer to one upload.
 type objects struct {
 	mu   sync.Mutex
-	lose string // end of the name of the upload whose answer is to be lost; empty: none, or not any more
+	lose string // end of the name of the upload without an answer; empty: none, or not any more
 	data map[string][]byte
 }
 
@@ -75,7 +75,7 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusOK, []byte("{}"))
 }
 
-// openOn opens a bucket. The server storage has it.
+// openOn opens a bucket of the server storage.
 func openOn(t *testing.T, storage http.Handler) *detach.Bucket {
 	t.Helper()
 	server := httptest.NewServer(storage)
@@ -101,7 +101,7 @@ func TestALostAnswerIsNotTakenForAnotherRunOfThatName(t *testing.T) {
 
 var aRun = detach.Description{Run: "r", Resource: "r", Nodes: []string{"r"}, Workers: 1, Login: "ann"}
 
-// Workers may write to the bucket, and anybody may have written the programs that they run.
+// Workers may write to the bucket, and anybody may have written their programs.
 func TestForgedDescriptionIsRefused(t *testing.T) {
 	t.Parallel()
 	const good = `{"run":"r","queued_resource":"r","slices":["r-0","r-1"],"workers_per_slice":4,"login":"ann"}`
@@ -134,8 +134,8 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 	}
 }
 
-// The objects of a bucket are read at the same time. If they were read one after the other,
-// the objects of 256 workers would take half a minute over the Atlantic.
+// One after the other, reading the objects of 256 workers would take half a minute across
+// the Atlantic.
 func TestEndsAreReadBesideEachOther(t *testing.T) {
 	t.Parallel()
 	const workers = 8
@@ -150,15 +150,15 @@ func TestEndsAreReadBesideEachOther(t *testing.T) {
 	}
 }
 
-// The verdict of a run that has ended follows the same rule as over SSH. A run has
-// succeeded only if every worker ended with 0 or is excused as a training's tail.
+// The verdict follows the same rule as over SSH. A run has succeeded only if every worker
+// ended with 0 or is excused as a training's tail.
 func TestVerdict(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name    string
-		ends    string // WORKER.CODE and seconds, then fields; divided by ";"
+		ends    string // WORKER.CODE and seconds, then fields; separated by ";"
 		strict  bool
-		blame   string // what Blame says of a worker; "": success
+		blame   string // Blame's words about a worker; "": success
 		code    int
 		excused string
 	}{
@@ -260,8 +260,7 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestLogInPieces checks that a log comes whole, and that no piece is larger than
-// requested.
+// A log comes whole, and no piece is larger than requested.
 func TestLogInPieces(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 1, 9, 10, 11, 20, 25} {

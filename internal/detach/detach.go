@@ -1,13 +1,13 @@
 // Package detach starts jobs that run without the machine that started them.
 //
-// It has two parts. A bucket holds the job and its progress. At each boot, every worker
-// runs a script (boot.sh) that fetches multihost-agent from the bucket and runs it. Package
-// agent/detached is the program of a worker. It fetches the job with the worker's own
-// token. It starts the command under the supervisor that a runner would use (package
-// launch, packed as a kit). It stores the worker's log and end in the bucket, begins a new
-// attempt after a reboot, and deletes the queued resource when every worker has ended. A
-// machine that is told to end runs it too, for a last report. No worker is special: any
-// living worker does what is necessary.
+// It has two parts. A bucket has the job and its progress. At each boot, every worker runs
+// a script (boot.sh) that fetches multihost-agent from the bucket and runs it. Package
+// agent/detached is this program. It fetches the job with the worker's own token. It starts
+// the command under the supervisor that a runner would use (package launch, packed as a
+// kit). It stores the worker's log and end in the bucket, begins a new attempt after a
+// reboot, and deletes the queued resource when every worker has ended. A machine that shuts
+// down also runs it, for a last report. No worker is special: any living worker does what
+// is necessary.
 //
 // In the bucket, below [DIR/]RUN/:
 //
@@ -25,26 +25,26 @@
 //	control/failed-N                       that a worker failed in attempt N, so the others are to stop
 //	control/unsent-N-sSwW                  why the bucket does not have this worker's whole log of attempt N
 //
-// If the slices of a run were taken away, the run is started again under its name. This is
-// another start, with its own files below starts/. When these files are uploaded, a new
-// run.json that names them replaces the old one. A start replaces run.json only if it is
-// still the version that the start has read. So of two concurrent starts one gets an error.
-// Later changes by a start depend on the version that it has read, too.
+// If the slices of a run were taken away, the run is started again under its name. Each
+// start has its own files below starts/. After the upload of these files, a new run.json
+// that names them replaces the old one. A start replaces only the version of run.json that
+// it has read. So of two concurrent starts one gets an error. Later changes by a start
+// depend on that version, too.
 //
 // No object contains a secret.
 //
 // # Decisions
 //
 //   - boot.sh has the SHA-256 of multihost-agent in its text. So a person who can write to
-//     the bucket cannot choose the program that root runs. A script that cannot get the
-//     program writes nothing to the bucket and decides nothing about an attempt. It deletes
-//     the slices only if no worker has ever reported anything, or if nothing can be read
-//     for long.
+//     the bucket cannot choose the program that root runs. Without the program, the script
+//     writes nothing to the bucket and decides nothing about an attempt. It deletes the
+//     slices only if no worker has ever reported anything, or if nothing can be read for a
+//     long time.
 //   - The shutdown script is the startup script with an argument (--going). The text stands
 //     twice in the metadata, because a machine that ends in half a minute has no time to
 //     fetch anything. The script marks the attempt before it sends anything. While the mark
-//     exists, the worker reports no end, and the next boot counts an end as caused by the
-//     machine.
+//     exists, the worker reports no end, and the next boot takes the machine for the cause
+//     of an end.
 package detach
 
 import (
@@ -81,10 +81,9 @@ const (
 	jobKey      = "multihost-job"
 )
 
-// Keep says when the queued resource stays at the end of the run.
+// Keep says when the queued resource stays after the run.
 type Keep string
 
-// The values of Keep.
 const (
 	KeepNever     Keep = "never"
 	KeepOnFailure Keep = "on-failure"
@@ -92,56 +91,56 @@ const (
 )
 
 // A Job is the description of a job for its workers. A zero duration means the default in
-// the comment of its field.
+// the field's comment.
 type Job struct {
 	Run      string
 	Project  string
 	Zone     string
-	Resource string // queued resource that the workers belong to
-	Label    string // label KEY=VALUE on its slices that proves that the resource belongs to this run
+	Resource string // the workers' queued resource
+	Label    string // label KEY=VALUE of its slices, which proves that the resource belongs to this run
 	Nodes    []string
 	Workers  int  // workers of each slice
-	Apart    bool // each slice is a group of VMs that are named after it and know nothing of the others
+	Apart    bool // each slice is a group of VMs with its name, which do not know the other slices
 	Login    string
 
 	Bucket, Dir string
 
-	Undoing provision.Undoing // how the workers delete the resource
+	Undoing provision.Undoing // how workers delete the resource
 
-	Storage, SecretManager string // roots of the APIs, without version
+	Storage, SecretManager string // addresses of the APIs, without version
 
-	Every    time.Duration // time between two uploads of the log; default: 1 min
-	Patience time.Duration // how long a fetch is retried; default: 10 min
-	// LogTimeout is how long a worker whose command has ended waits while the bucket does
-	// not take its log; 30 min. After that, the slices stay for the time Stale.
+	Every    time.Duration // between two uploads of the log; default: 1 min
+	Patience time.Duration // how long a worker retries a fetch; default: 10 min
+	// LogTimeout is how long a worker whose command has ended retries while the bucket
+	// refuses its log; default: 30 min. After that, the slices stay for the time Stale.
 	LogTimeout time.Duration
-	Stale      time.Duration // after this time a worker without reports counts as dead; default: 30 min
+	Stale      time.Duration // a worker without reports for this time is dead; default: 30 min
 	TTL        time.Duration // longest time from Requested to the deletion; 0: no limit
-	MaxRun     time.Duration // longest life of the slices: then their provider deletes them; 0: no limit
-	// Gather is how long the workers of a job with Apart wait until all have come to an
-	// attempt; 0: without limit.
+	MaxRun     time.Duration // the provider deletes the slices after this time; 0: never
+	// Gather is how long the workers of a job with Apart wait until all are ready for an
+	// attempt; 0: no limit.
 	Gather time.Duration
-	// Requested is when the slices were requested. If it is zero, or later than a worker's
-	// first boot, the time of that boot counts instead.
+	// Requested is the time of the request for slices. If it is zero, or later than a
+	// worker's first boot, the time of that boot counts.
 	Requested time.Time
 	Keep      Keep
 	KeepFor   time.Duration // how long KeepOnFailure keeps the slices; 0: until somebody deletes the resource
 	Grace     time.Duration // time between TERM and KILL
-	Timeout   time.Duration // time limit of the command; 0: none
+	Timeout   time.Duration // limit of the command; 0: none
 
 	Preflight    string // apply, require, check or off
-	KillStale    string // which processes that hold the TPU are ended: orphans or all; default: orphans
-	NUMA         string // bind or preferred; used if there are two nodes and numactl; default: off
+	KillStale    string // which processes that hold the TPU are ended: orphans (default) or all
+	NUMA         string // bind or preferred, for two nodes and numactl; default: off
 	Adopt        bool   // take over a directory that no run made
 	Venv         bool   // run the command in a Python virtual environment
 	MaxText      bool   // give the command the variables that MaxText's multihost_job.py sets
 	FailFast     bool
 	CloudLogging bool
 	Secrets      []Secret
-	Agents       program.Set // the programs that the workers run
-	// TailWords is an extended regular expression for the end of the output. A worker's
-	// failure is excused if it comes shortly after worker 0 has succeeded, and the worker's
-	// output matches or it died by SIGABRT. Empty: nothing is excused.
+	Agents       program.Set // programs for workers
+	// TailWords is an extended regular expression. A worker's failure soon after worker 0's
+	// success is excused if the expression matches the end of its output, or if it died by
+	// SIGABRT. Empty: nothing is excused.
 	TailWords string
 
 	claim, kitSum, codeSum string
@@ -153,8 +152,7 @@ type Secret struct{ Name, Project, ID, Version string }
 
 var secretRef = regexp.MustCompile(`^sm://([a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9]+)/([A-Za-z0-9_-]{1,255})(?:/([0-9]+|latest|[A-Za-z][A-Za-z0-9_-]*))?$`)
 
-// ParseSecret parses NAME=sm://PROJECT/SECRET[/VERSION]. Without a version it uses the
-// latest.
+// ParseSecret parses NAME=sm://PROJECT/SECRET[/VERSION]. The default is the latest version.
 func ParseSecret(text string) (Secret, error) {
 	name, ref, _ := strings.Cut(text, "=")
 	m := secretRef.FindStringSubmatch(ref)
@@ -179,8 +177,8 @@ var (
 	bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
 )
 
-// CleanBucket returns --bucket-name and --bucket-dir in the form that Job needs: without
-// gs:// and without slashes at either end.
+// CleanBucket returns --bucket-name and --bucket-dir in Job's form: without gs:// and
+// without slashes at the ends.
 func CleanBucket(bucket, dir string) (string, string, error) {
 	bucket, inside, _ := strings.Cut(strings.TrimPrefix(bucket, "gs://"), "/")
 	dir = strings.Trim(strings.Trim(inside, "/")+"/"+strings.Trim(dir, "/"), "/")
@@ -203,14 +201,14 @@ func prefixOf(dir, run string) string {
 	return dir + run + "/"
 }
 
-// CodeObject returns the name of the packed code, the same as in MaxText's job script.
+// CodeObject returns the name of the packed code, which MaxText's job script uses too.
 func (j Job) CodeObject() string { return "script_dir_zip_" + j.Run + ".tar.gz" }
 
-// agents returns the programs for workers, by the names of their objects.
+// agents returns the programs for workers, by object name.
 func (j Job) agents() map[string]program.Program {
 	all := map[string]program.Program{}
 	for _, arch := range program.Archs() {
-		if p, err := j.Agents.For(arch); err == nil { // a set may lack the program for an architecture
+		if p, err := j.Agents.For(arch); err == nil { // a set may lack an architecture
 			all[j.object("multihost-agent-"+p.SHA256+".gz")] = p
 		}
 	}
@@ -220,14 +218,14 @@ func (j Job) agents() map[string]program.Program {
 // object returns the name of an object that only the workers of this start use.
 func (j Job) object(name string) string { return "starts/" + j.claim + "/" + name }
 
-// Metadata returns the metadata that the slices of the job need.
+// Metadata returns the metadata for the job's slices.
 func (j Job) Metadata() map[string]string {
 	script := gcp.VMScript + program.Place + "sums='" + j.Agents.Sums() + "'\n"
 	return map[string]string{
 		startupKey: script + bootScript,
-		// The value is the same script again. The guest agent passes no arguments, and half
-		// a minute leaves no time to fetch anything. Both use a tenth of the 256 KB that a
-		// value may have.
+		// The same script again: the guest agent passes no arguments, and half a minute
+		// leaves no time to fetch anything. Both use a tenth of the 256 KB that a value may
+		// have.
 		shutdownKey: script + "set -- --going\n" + bootScript,
 		jobKey:      j.text(),
 	}
@@ -243,7 +241,7 @@ func CheckMetadata(m map[string]string) error {
 	return nil
 }
 
-// text returns the job in the format that package agent/detached and boot.sh read.
+// text returns the job in the format of package agent/detached and boot.sh.
 func (j Job) text() string {
 	seconds := func(d, otherwise time.Duration) string {
 		if d == 0 {
@@ -291,8 +289,8 @@ func (j Job) text() string {
 	return b.String()
 }
 
-// deletions returns what the workers delete at the end, each deletion as JSON: the parts of
-// the resource, if they have the run's label.
+// deletions returns the deletions at the end, each as JSON: the parts of the resource, if
+// they have the run's label.
 func (j Job) deletions() (all []string) {
 	label, value, _ := strings.Cut(j.Label, "=")
 	for _, part := range j.Undoing.Parts {
@@ -331,14 +329,14 @@ func pack(files map[string][]byte) ([]byte, string, error) {
 	return b.Bytes(), hex.EncodeToString(sum[:]), nil
 }
 
-// A Description is the content of run.json. It has all that a person who finds the job in
-// the bucket needs to know about it.
+// A Description is the content of run.json: all that a person who finds the job in the
+// bucket needs to know.
 type Description struct {
 	Run         string    `json:"run"`
 	Project     string    `json:"project"`
 	Zone        string    `json:"zone"`
 	Resource    string    `json:"queued_resource"`
-	Kind        string    `json:"resource_kind,omitempty"` // name of the kind of resource in messages; older starts do not have it
+	Kind        string    `json:"resource_kind,omitempty"` // the provider's word for a resource; older starts lack it
 	Type        string    `json:"accelerator_type"`
 	Nodes       []string  `json:"slices"`
 	Workers     int       `json:"workers_per_slice"`
@@ -352,13 +350,13 @@ type Description struct {
 	KeepFor     float64   `json:"seconds_to_keep,omitempty"` // see Job
 	StrictExit  bool      `json:"strict_exit,omitempty"`     // no failure is excused
 	Claim       string    `json:"claim,omitempty"`           // name of the start
-	Attempt     int       `json:"attempt,omitempty"`         // the attempt that the start begins with
+	Attempt     int       `json:"attempt,omitempty"`         // first attempt of the start
 
-	// The digests of the command and of its environment. A run can continue only with the
-	// same command and environment.
+	// Digests of the command and of its environment. A run can continue only with the same
+	// ones.
 	CommandSum string `json:"command_sha256,omitempty"`
 	EnvSum     string `json:"environment_sha256,omitempty"`
-	Venv       string `json:"venv,omitempty"` // true or false; older starts do not have it
+	Venv       string `json:"venv,omitempty"` // true or false; older starts lack it
 }
 
 // Limits of a job. The largest slice has some thousand workers.
@@ -374,8 +372,8 @@ var (
 	loginName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$`)
 )
 
-// check returns an error if the description cannot belong to the run. Names in it become
-// paths and logins, so they must be safe.
+// check returns an error if the description cannot be the run's. Names in it become paths
+// and logins, so they must be safe.
 func (d Description) check(run string) error {
 	switch {
 	case d.Run != run:
@@ -412,7 +410,7 @@ func (d Description) IDs() []tpu.WorkerID {
 
 func (d Description) encode() ([]byte, error) { return json.MarshalIndent(d, "", "  ") }
 
-// LogObject returns the name of the object that has one worker's log.
+// LogObject returns the name of the object with one worker's log.
 func LogObject(id tpu.WorkerID, attempt int) string {
 	name := fmt.Sprintf("main_command_log_slice_%d_worker_%d", id.Slice, id.Worker)
 	if attempt > 1 {

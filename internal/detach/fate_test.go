@@ -29,10 +29,10 @@ import (
 	"multihost/internal/workers"
 )
 
-// The calls are real and go over a real network. The bucket refuses while the workers boot,
-// tokens are not accepted for a while, and the API does not answer when the slices are to
-// be deleted. The job still succeeds and leaves nothing. The matrix of cmd/multihost has
-// other faults, in each phase.
+// The calls go over a real network. The bucket refuses while the workers boot, tokens are
+// not accepted for a while, and the API does not answer the deletion of the slices. The job
+// still succeeds and leaves nothing. The matrix of cmd/multihost has other faults, in each
+// phase.
 func TestRefusedCallsAreMadeAgain(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -57,8 +57,7 @@ func refusedCalls(t *testing.T, backend string) {
 }
 
 // The command uses the Python environment of the run, before and after a reboot. Google's
-// agent gets every log, and its configuration is complete even if it is written several
-// times.
+// agent gets every log. Its configuration is complete even if it is written several times.
 func TestVenvAndCloudLoggingOfAWholeRun(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -118,9 +117,8 @@ touch "$VIRTUAL_ENV/attempt-$MULTIHOST_ATTEMPT"; ls "$VIRTUAL_ENV" | grep attemp
 	}
 }
 
-// List returns every run of a bucket. If a run cannot be read, the list has an error
-// together with the other runs. Only runs of other zones, and objects that are no run, are
-// left out.
+// List returns every run of a bucket. If it cannot read a run, it returns an error together
+// with the other runs. It skips only runs of other zones, and objects that are no run.
 func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 	t.Parallel()
 	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
@@ -163,8 +161,8 @@ func TestPsTellsOfEveryRunThatItCannotRead(t *testing.T) {
 		t.Errorf("shown:\n%s", text)
 	}
 
-	// This machine may have started a run that somebody deleted from the bucket. That is no
-	// error, unless the cloud has a request for the run.
+	// A run of this machine that somebody deleted from the bucket is no error, unless the
+	// cloud has a request for the run.
 	d.Bucket = ""
 	record, err := json.Marshal(record.Record{Run: "deleted", Project: d.Project, Zone: d.Zone, Prefix: "deleted", Bucket: sim.DefaultBucket})
 	testkit.Must(t, err)

@@ -9,7 +9,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Only a worker's own report about its log counts.
+// A worker can report only about its own log.
 func TestParseUnsent(t *testing.T) {
 	t.Parallel()
 	if attempt, id, ok := parseUnsent("control/unsent-12-s1w3"); attempt != 12 || id != (tpu.WorkerID{Slice: 1, Worker: 3}) || !ok {

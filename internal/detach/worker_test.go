@@ -53,14 +53,13 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
-	// The tests wait for workers most of the time.
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
 }
 
-// noAgent stands for multihost-agent if no worker runs it.
+// noAgent replaces multihost-agent if no worker runs it.
 func noAgent(t *testing.T, text string) program.Set {
 	t.Helper()
 	made, err := program.Files(runtime.GOARCH, []byte(text))
@@ -76,10 +75,10 @@ func noAgent(t *testing.T, text string) program.Set {
 type world struct {
 	t      *testing.T
 	sim    *sim.Server
-	dir    string // of the simulator
+	dir    string // directory of the simulator
 	queue  *qr.Client
 	bucket *detach.Bucket
-	told   string // the messages to the user at the start
+	told   string // messages to the user at the start
 }
 
 const runName = "train"
@@ -97,8 +96,8 @@ func onBoth(t *testing.T, story func(t *testing.T, backend string)) {
 	}
 }
 
-// begin starts a simulator with the faults of cfg, and the job on it. accelerator names the
-// type; there is one slice.
+// begin starts a simulator with the faults of cfg, and the job on one slice of the type
+// accelerator.
 func begin(t *testing.T, backend, accelerator, script string, change func(*job.JobOptions, *submit.DetachOptions), cfg sim.Config) *world {
 	t.Helper()
 	testkit.NeedWorker(t)
@@ -209,7 +208,6 @@ func (w *world) startupLogs() string {
 	return b.String()
 }
 
-// gone waits until the queued resource is deleted.
 func (w *world) gone() {
 	w.t.Helper()
 	w.wait("the queued resource to be deleted", func() bool {
@@ -244,8 +242,8 @@ func ended(workers int) func(detach.State) bool {
 }
 
 // After maintenance has rebooted every worker, the command runs again as attempt 2. Its
-// files are as it left them, and the settings are applied again. The end of attempt 1 is
-// reported as a reboot, and no worker is blamed.
+// files are as it left them, and the settings are applied again. Attempt 1 ended by a
+// reboot, and no worker has failed.
 func TestRebootOfAllWorkersIsANewAttempt(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
@@ -285,8 +283,8 @@ sleep 1000`, func(_ *job.JobOptions, do *submit.DetachOptions) { do.Patience = t
 	})
 }
 
-// A slice that is preempted between two uploads has half a minute. In this time the bucket
-// gets the last line of the log, and a report of what happened to the worker.
+// A slice that is preempted between two uploads has half a minute. In this time it sends
+// the last line of the log, and a report of what happened to the worker.
 func TestPreemptedWorkerLeavesItsLastWords(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
@@ -321,8 +319,8 @@ sleep 1000`, func(o *job.JobOptions, do *submit.DetachOptions) {
 	})
 }
 
-// A service account that may not read the bucket ends the job with a reason that
-// can be seen from outside, and nothing stays billed.
+// If a service account may not read the bucket, the job ends with a reason that is visible
+// from outside, and nothing costs money any longer.
 func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -344,7 +342,7 @@ func TestBucketThatCannotBeReadEndsTheJob(t *testing.T) {
 	}
 }
 
-// guestState returns the guest attribute with the state of worker 0.
+// guestState returns worker 0's state from the guest attribute.
 func (w *world) guestState() (ok bool, text string) {
 	resp, err := http.Post(w.sim.URL()+"/v2alpha1/projects/"+sim.DefaultProject+"/locations/"+sim.DefaultZone+"/nodes/"+runName+":getGuestAttributes",
 		"application/json", strings.NewReader(`{"queryPath":"multihost/","workerIds":["0"]}`))
@@ -376,7 +374,7 @@ func TestAnyWorkerTearsDown(t *testing.T) {
 	w.gone()
 }
 
-// If a worker has died for good, the slices of the others are still deleted.
+// A worker has died for ever. The slices of the others are still deleted.
 func TestDeadWorkerIsNotWaitedForForEver(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -410,8 +408,7 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend string) {
 		w := begin(t, backend, "v4-8", "sleep 1000", func(o *job.JobOptions, _ *submit.DetachOptions) { o.TTL = 20 * time.Second }, sim.Config{})
 		s := w.until("the end", ended(1))
-		// TERM has killed the shell or its child. If it was the child, the shell returns
-		// the child's status.
+		// TERM killed the shell, or its child, whose status the shell returned.
 		if s.Ended[0].Code != 143 || !strings.Contains(s.Ended[0].Reason, "--ttl") {
 			t.Errorf("got %+v", s.Ended)
 		}
@@ -419,7 +416,7 @@ func TestTimeToLiveEndsEverything(t *testing.T) {
 	})
 }
 
-// The first failure stops the other workers and gets the blame. The reason of the stop
+// The first failure stops the other workers and is in the verdict. The reason of the stop
 // names no worker: the failure that is seen first need not be the first by the clocks.
 func TestFirstFailureStopsTheOthers(t *testing.T) {
 	t.Parallel()
@@ -457,13 +454,13 @@ kill -ABRT $$; }`, func(o *job.JobOptions, do *submit.DetachOptions) {
 	})
 }
 
-// Processes that the command leaves in the background are ended and reported, even on
-// workers without a connection.
+// The worker ends and reports processes that the command leaves in the background, even
+// without a connection.
 func TestWhatIsLeftInTheBackgroundEndsAndIsTold(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
 	onBoth(t, func(t *testing.T, backend string) {
-		// The workers of the other backend run on this machine, too, so each backend has
+		// The workers of the other backend also run on this machine, so each backend has
 		// its own duration of sleep.
 		sleep := "sleep 973." + strconv.Itoa(len(backend))
 		w := begin(t, backend, "v4-8", `nohup setsid bash -c 'echo $$ >~/left; exec `+sleep+`' >/dev/null 2>&1 & until [ -s ~/left ]; do sleep 0.1; done`, func(o *job.JobOptions, _ *submit.DetachOptions) { o.Keep = true }, sim.Config{})
@@ -489,7 +486,7 @@ func TestKeepOnFailureKeepsForATime(t *testing.T) {
 }
 
 // Only the command sees a secret. It is not in the metadata, the bucket, the requests or
-// the logs, nor on the worker's disk when the run has ended.
+// the logs, nor after the run on the worker's disk.
 func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 	t.Parallel()
 	const canary = "canary-3b9ac9ff-with \"quotes\"\n and a line"
@@ -499,8 +496,7 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 		testkit.Must(t, err)
 		o.Run.Secrets = []detach.Secret{secret}
 		o.Keep = true
-		// The script builds the value from two parts, so that its text does not contain the
-		// secret.
+		// The script joins two parts of the value, so its text does not contain the secret.
 		o.Run.Script = strings.ReplaceAll(o.Run.Script, "canary-3b9ac9ff", "$(printf canary; printf -- -3b9ac9ff)")
 	}, sim.Config{Secrets: map[string]string{"key": canary}})
 	s := w.until("the end", ended(1))
@@ -531,7 +527,6 @@ func TestSecretIsNowhereButInTheCommand(t *testing.T) {
 	testkit.Must(t, err)
 }
 
-// If the worker may not read a secret, the run ends with this reason.
 func TestSecretThatCannotBeReadEndsTheRun(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRebootOfAllWorkersIsANewAttempt and TestAnyWorkerTearsDown")
 	t.Parallel()
@@ -555,8 +550,8 @@ func TestShellcheck(t *testing.T) {
 		if out, err := check.CombinedOutput(); err != nil {
 			t.Errorf("shellcheck of the %s: %v\n%s", key, err, out)
 		}
-		// Compute Engine takes 256 KB in one value and 512 KB in all values together. The
-		// user's values count, too.
+		// Compute Engine takes 256 KB in one value and 512 KB in all, including the user's
+		// values.
 		if len(text) > 26<<10 {
 			t.Errorf("the %s has %d bytes", key, len(text))
 		}
@@ -603,7 +598,6 @@ func TestCleanBucket(t *testing.T) {
 	}
 }
 
-// If the slices cannot be requested, nothing is left in the bucket.
 func TestRefusedRequestLeavesNothing(t *testing.T) {
 	t.Parallel()
 	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
@@ -631,8 +625,8 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 	}
 }
 
-// A user's stop is never lost. It replaces a stop by workers whose slices were about to be
-// deleted, and a start that continues the run does not remove it.
+// A user's stop is never lost. It replaces the stop of workers whose slices were about to
+// be deleted. A start that continues the run does not remove it.
 func TestAStopOfAUserStays(t *testing.T) {
 	t.Parallel()
 	server, err := sim.Start(t.Context(), sim.Config{Dir: t.TempDir(), Backend: "none", Step: time.Millisecond})
