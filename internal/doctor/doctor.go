@@ -1,16 +1,16 @@
-// Package doctor checks everything that a run depends on, from the credentials on this
-// machine to the paths between workers. For each of these it reports whether it is right,
-// and the command that corrects it.
+// Package doctor checks everything that a run needs, from the credentials on this machine
+// to the paths between workers. For each check it reports whether all is right, or the
+// command that corrects it.
 //
-// The checks change nothing, neither in the cloud nor on workers. Checks that do not
-// depend on each other run at the same time, each within a time limit. A check that
-// cannot be made reports why and does not prevent the others.
+// The checks change nothing, neither in the cloud nor on workers. Independent checks run at
+// the same time, each within a time limit. A check that fails itself says why, and does not
+// prevent the others.
 //
 // # Decisions
 //
-//   - The checks make no key and send none. Workers that do not know the user's key are
-//     therefore not asked. --fix sends the key and adds our firewall rules. It never
-//     overrules a rule that denies.
+//   - The checks make no key and send none, so they skip workers that do not know the
+//     user's key. --fix sends the key and adds our firewall rules. It never overrules a
+//     rule that denies.
 //   - Package network judges firewall rules. Package gcp reads the project's APIs,
 //     permissions and quotas. Cloud Quotas has no client in google.golang.org/api, so
 //     its one list is read as JSON.
@@ -41,15 +41,14 @@ import (
 // A Level says how bad a finding is.
 type Level string
 
-// The levels.
 const (
 	OK      Level = "ok"
 	Warning Level = "warning" // a run works, but slower, less safely, or not with every feature
 	Error   Level = "error"   // a run cannot work
-	Unknown Level = "unknown" // the check could not be made; the text says why
+	Unknown Level = "unknown" // the check failed itself, and the text says why
 )
 
-// The checks, in the order in which they are shown.
+// The checks, in the order of the report.
 const (
 	CheckProject     = "project"
 	CheckZone        = "zone"
@@ -89,7 +88,7 @@ const (
 	CheckPorts       = "ports"
 )
 
-// groups are the headings under which the checks are shown.
+// groups are the headings of the checks in the report.
 var groups = []struct {
 	name   string
 	checks []string
@@ -103,7 +102,7 @@ var groups = []struct {
 	{"between workers", []string{CheckPacket, CheckPorts}},
 }
 
-// A Finding is one line of the examination.
+// A Finding is one line of the report.
 type Finding struct {
 	Check   string `json:"check"`
 	Level   Level  `json:"level"`
@@ -113,23 +112,23 @@ type Finding struct {
 	Advice  string `json:"advice,omitempty"`
 	Fixable bool   `json:"fixable,omitempty"` // --fix can correct it
 
-	Lines []string `json:"lines,omitempty"` // what was read, without control characters
+	Lines []string `json:"lines,omitempty"` // console lines, without control characters
 
 	count int
 	fix   func(ctx context.Context) error
 }
 
-// A Report holds the findings of an examination, in the order of the checks.
+// A Report has the findings of an examination, in the order of the checks.
 type Report struct {
 	Findings []Finding `json:"findings"`
-	Fixed    []string  `json:"fixed,omitempty"` // what --fix corrected, in words
+	Fixed    []string  `json:"fixed,omitempty"` // corrections by --fix, in words
 	OK       int       `json:"ok"`
 	Warnings int       `json:"warnings"`
 	Errors   int       `json:"errors"`
 	Unknown  int       `json:"unknown"`
 }
 
-// Fault returns the kind of the first error of a report; failed is false if there is none.
+// Fault returns the kind of a report's first error. failed is false without an error.
 func (r Report) Fault() (kind fault.Kind, failed bool) {
 	i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Level == Error })
 	if i < 0 {
@@ -148,60 +147,58 @@ func (r Report) Fault() (kind fault.Kind, failed bool) {
 	return fault.Unavailable, true
 }
 
-// A Setting is a value of the configuration and where it came from.
+// A Setting is a value of the configuration and its source.
 type Setting struct{ Value, Source string }
 
-// Options say what to examine. If the option of a check is nil or empty, the check is left
-// out.
+// Options say what to examine. A check with a nil or empty option is skipped.
 type Options struct {
 	Project, Zone Setting
-	Account       string // account of the configuration; "": the account of the credentials
+	Account       string // of the configuration; "": account of the credentials
 
-	Cloud    *gcp.Client        // nil: there is no project
-	Provider provision.Provider // provider of the existing slices and of the wanted ones; nil if Cloud is nil
+	Cloud    *gcp.Client        // nil: no project
+	Provider provision.Provider // of the existing slices and of the wanted ones; nil if Cloud is nil
 	Networks *network.Client
-	Hosts    hosts.HostList // machines instead of slices
+	Hosts    hosts.HostList // hosts in place of slices
 	Cluster  *Cluster       // the slices are held by its pods; nil: they are not
 
 	Prefix  string      // name prefix of the slices to examine; "": none
 	Slices  tpu.Numbers // only the slices with these numbers in their names
-	Network string      // "": the network of the slices, else network.DefaultName
-	Type    tpu.Type    // type of the wanted slices; zero: the quota is not checked
-	Count   int         // number of slices that are wanted
+	Network string      // "": of the slices, else network.DefaultName
+	Type    tpu.Type    // of the wanted slices; zero: do not check the quota
+	Count   int         // of wanted slices
 
-	Reservation string // capacity that the wanted slices are to use; "": none
+	Reservation string // for the wanted slices; "": none
 
 	Login        string // login on workers
-	LoginAccount string // the user's account at the provider of the slices; "": the account of the credentials
+	LoginAccount string // the user's account at the slices' provider; "": account of the credentials
 	Way          overssh.Way
 	Jump         bool // connect through a bastion
 	KeyPath      string
-	// Key loads the SSH key; fs.ErrNotExist means that there is none. MakeKey makes one.
-	// MakeKey is nil if the user named a key file, because multihost does not make such a
-	// file.
+	// Key loads the SSH key, or returns fs.ErrNotExist. MakeKey makes one. It is nil if the
+	// user named a key file, because multihost does not make such a file.
 	Key     func() (*sshkey.Identity, error)
 	MakeKey func() error
 	// Visit connects to workers. Without Fix it writes nothing: neither host key
 	// pins on this machine nor scripts on workers.
 	Visit func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*workers.Visit, error)
 
-	Again []string // flags of this command that the commands in findings need, too
+	Again []string // flags of this command that the commands in findings need too
 	Fix   bool     // make the safe corrections: see Finding.Fixable
 	Sink  event.Sink
 	Clock gcp.Clock
 }
 
-// checkLimit limits the time of the API calls of one check. Without this limit, an API that
-// does not answer would block each check for minutes.
+// checkLimit limits the API calls of one check. Otherwise an API that does not answer would
+// block each check for minutes.
 const checkLimit = 30 * time.Second
 
-// rounds limits the number of examinations with Fix. One correction may make another one
-// necessary: for example, a new key must still be sent to the workers.
+// rounds limits the examinations with Fix. One correction may make another one necessary:
+// for example, a new key must then go to the workers.
 const rounds = 4
 
-// Examine makes all checks. With o.Fix, it also makes the corrections that findings offer
-// and then checks again. It returns an error only when ctx ends: the cause of ctx.
-// Everything else is a finding.
+// Examine makes all checks. With o.Fix, it also makes the corrections in the findings and
+// checks again. It returns an error only when ctx ends: the cause of ctx. Everything else
+// is a finding.
 func Examine(ctx context.Context, o Options) (Report, error) {
 	ctx = gcp.Unattended(ctx)
 	tried := map[string]bool{}
@@ -226,8 +223,8 @@ func Examine(ctx context.Context, o Options) (Report, error) {
 	}
 }
 
-// fixAll makes the corrections that findings offer, each one once. It returns those that
-// succeeded. tried has the corrections of earlier rounds.
+// fixAll makes each correction in the findings once. It returns those that succeeded. tried
+// has the corrections of earlier rounds.
 func fixAll(ctx context.Context, sink event.Sink, r Report, tried map[string]bool) (done []string) {
 	for _, f := range r.Findings {
 		key := f.Check + "\x00" + f.Text
@@ -252,9 +249,9 @@ type examination struct {
 	mu       sync.Mutex // guards findings
 	findings []Finding
 
-	key     *sshkey.Identity // nil: there is no usable key
-	account string           // account of the credentials; "": not known
-	denied  bool             // there are no valid credentials: no check calls an API
+	key     *sshkey.Identity // nil: no usable key
+	account string           // of the credentials; "": not known
+	denied  bool             // no valid credentials: no check calls an API
 	sel     tpu.Selection
 }
 
@@ -273,8 +270,8 @@ func (e *examination) unknown(check, format string, args ...any) {
 	e.add(Finding{Check: check, Level: Unknown, Text: "not checked: " + fmt.Sprintf(format, args...)})
 }
 
-// fail adds the finding for a failed API call. The finding is Unknown if the caller lacks a
-// permission or the API is not enabled, because the checks of permissions and APIs report
+// fail adds the finding for a failed API call. If the caller lacks a permission or the API
+// is not enabled, the finding is Unknown, because the checks of permissions and APIs report
 // these errors. It is also Unknown if the API did not answer within checkLimit.
 func (e *examination) fail(check string, err error) {
 	switch gcp.ClassOf(err) {
@@ -318,8 +315,8 @@ func (e *examination) run(ctx context.Context) {
 	all.Wait()
 }
 
-// viaIAP reports whether workers are reached through Identity-Aware Proxy. That is so if
-// the options ask for it, or if the workers have no external addresses.
+// viaIAP reports whether connections to workers go through Identity-Aware Proxy: the
+// options ask for it, or the workers have no external addresses.
 func (e *examination) viaIAP() bool {
 	if e.Way != overssh.Auto || len(e.sel.Slices) == 0 {
 		return e.Way == overssh.IAP
@@ -368,8 +365,8 @@ func (e *examination) report() Report {
 	return r
 }
 
-// String returns the report for people: a line for each finding, and under it the
-// command that corrects it.
+// String returns the report for people: a line for each finding, and below it the command
+// that corrects it.
 func (r Report) String() string {
 	var b strings.Builder
 	heading := ""
@@ -427,7 +424,7 @@ func (e *examination) command(words ...string) string {
 	return remote.CommandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
 }
 
-// doctorAgain returns the command line of this command with --fix.
+// doctorAgain returns this command with --fix.
 func (e *examination) doctorAgain() string {
 	words := []string{"doctor", "--fix"}
 	if e.Prefix != "" {

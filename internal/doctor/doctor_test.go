@@ -56,7 +56,7 @@ func TestQuotasAreToldApartByTheirIDs(t *testing.T) {
 	}
 }
 
-// A quota of Compute Engine is for one generation, or it has a limit for each of several
+// A quota of Compute Engine is for one generation, or has a limit for each of several
 // generations.
 func TestQuotasOfComputeEngine(t *testing.T) {
 	t.Parallel()
@@ -141,8 +141,8 @@ func TestEveryPermissionHasARole(t *testing.T) {
 	}
 }
 
-// Each provider needs rights of its own. A right has the level of the command that needs it
-// most, and names all commands that need it.
+// Each provider needs permissions of its own. A permission has the level of the command
+// that needs it most, and names all commands that need it.
 func TestPermissionsAreThoseOfTheProviders(t *testing.T) {
 	t.Parallel()
 	level := func(name string, p provision.Provider, slices ...tpu.Slice) string {
@@ -182,19 +182,19 @@ func TestPermissionsAreThoseOfTheProviders(t *testing.T) {
 	}
 }
 
-// onCompute returns a provider of slices that Compute Engine makes. It makes no calls.
+// onCompute returns a provider of Compute Engine's slices. It makes no calls.
 func onCompute() provision.Provider {
 	return gce.New(gcp.New(gcp.Config{Project: "p", Zone: "r-a", DisableAuth: true}), "")
 }
 
-// onCloudAPI is a provider of slices that the Cloud TPU API makes.
+// onCloudAPI is a provider of the Cloud TPU API's slices.
 type onCloudAPI struct{ provision.Provider }
 
 func (onCloudAPI) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource"}}
 }
 
-// pair starts pair.sh in a real shell. path is its PATH; "" means the test's own PATH.
+// pair starts pair.sh in a real shell. path is its PATH, or "" for the test's own PATH.
 func pair(t *testing.T, path string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"-c", remote.Prelude() + pairScript, "bash", "NONCE"}, args...)...)
@@ -221,7 +221,7 @@ func probeLines(t *testing.T, path string, args ...string) [][]string {
 	return lines
 }
 
-// The probes of other workers reach the listener. The listener ends when its input ends.
+// The probes of other workers reach the listener, which ends with its input.
 func TestTheListenerEndsWithItsInput(t *testing.T) {
 	t.Parallel()
 	testkit.Need(t, "python3")
@@ -242,7 +242,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "NONCE taken 8482\tAddress already in use") {
 		t.Errorf("a second listener: %v, %q", err, out)
 	}
-	// The listener closes its ports as soon as all workers have connected. The UDP port
+	// The listener closes its TCP ports as soon as all workers have connected. The UDP port
 	// stays open.
 	_, err = io.WriteString(stdin, "let go\n")
 	testkit.Must(t, err)
@@ -253,7 +253,7 @@ func TestTheListenerEndsWithItsInput(t *testing.T) {
 	if diff := cmp.Diff(want, probeLines(t, "", "0", "first="+address+":8080,8482")); diff != "" {
 		t.Errorf("probe of nobody (-want +got):\n%s", diff)
 	}
-	// If there is no ping, UDP proves the size.
+	// Without ping, UDP proves the size.
 	want = [][]string{{"size", "first", "ok"}}
 	for _, path := range []string{"", withoutPing(t)} {
 		if diff := cmp.Diff(want, probeLines(t, path, "9000", "first="+address+":8080,8482")); diff != "" {
@@ -271,7 +271,7 @@ func heardFrom(r io.Reader) lines { return lines{bufio.NewReader(r), "NONCE"} }
 // coordinator is the worker that listens.
 var coordinator = tpu.WorkerID{}
 
-// listen starts a listener on a worker. /tmp of that worker is below dir.
+// listen starts a listener on a worker whose /tmp is below dir.
 func listen(t *testing.T, dir string, args ...string) (*exec.Cmd, lines, io.WriteCloser) {
 	t.Helper()
 	listener := pair(t, "", args...)
@@ -324,7 +324,7 @@ func TestTheListenerLeavesThePortsToARun(t *testing.T) {
 	}
 
 	testkit.Must(t, syscall.Flock(int(run.Fd()), syscall.LOCK_UN))
-	args[2] = "0" // nobody tells it to close the ports
+	args[2] = "0" // the test never orders it to close the ports
 	listener, lines, stdin = listen(t, dir, args...)
 	if h := readHeard(lines, coordinator); !slices.Equal(h.ports, []string{"8080"}) {
 		t.Errorf("after the run: heard %+v", h)
@@ -336,7 +336,7 @@ func TestTheListenerLeavesThePortsToARun(t *testing.T) {
 	testkit.Must(t, listener.Wait())
 }
 
-// If the listener had closed before a port was reached, the port does not count as closed.
+// A port that the listener closed before a probe came does not count as closed.
 func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
 	t.Parallel()
 	all := []*seen{worker(0, 0), worker(0, 1), worker(0, 2)}
@@ -356,7 +356,7 @@ func TestPortsThatWereLeftToARunAreNotChecked(t *testing.T) {
 	}
 }
 
-// withoutPing returns a PATH that has all programs of the script except ping.
+// withoutPing returns a PATH with all programs of the script except ping.
 func withoutPing(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -386,7 +386,7 @@ func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
 	}
 }
 
-// An answer that breaks off early does not count.
+// An answer that breaks off early is none.
 func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
 	t.Parallel()
 	broken := iotest.ErrReader(errors.New("connection lost"))
@@ -430,7 +430,7 @@ func TestFactsOfThisMachine(t *testing.T) {
 	})
 }
 
-// worker returns the results of the checks of a healthy worker.
+// worker returns a healthy worker's results.
 func worker(slice, n int) *seen {
 	return &seen{
 		id: tpu.WorkerID{Slice: slice, Worker: n}, trip: 20 * time.Millisecond, offset: time.Millisecond,
@@ -463,8 +463,7 @@ func judged(change func(all []*seen)) string {
 	return text[:max(0, strings.LastIndex(strings.TrimSuffix(text, "\n"), "\n")+1)]
 }
 
-// Equal problems of workers are folded into one finding, which has the command that repairs
-// them.
+// Equal problems of workers become one finding, with the command that corrects them.
 func TestTroubleOfWorkersIsJudged(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -537,7 +536,7 @@ func TestTroubleOfWorkersIsJudged(t *testing.T) {
 	}
 }
 
-// FuzzAnswer checks that any answer of a worker is handled.
+// Any answer of a worker is handled.
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("hello\nNONCE listening 8080\nNONCE ready\n"))
 	f.Add([]byte("NONCE ready\nNONCE closed run\n"))

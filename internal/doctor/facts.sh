@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# Prints what is installed on a worker, and the free space of its disks. It changes
-# nothing and needs no rights.
+# Prints what is installed on a worker, and the free space of its disks. It changes nothing
+# and needs no permissions.
 #
 # A line of the answer is a key and a value. The last line is "end".
 tab=$'\t'
@@ -13,8 +13,8 @@ room() {
   [[ -n $size ]] && say_fields "$1" "$((free * size)) $((all * size))"
 }
 
-# versions: prints the versions of the packages that training needs, from their metadata. It
-# does not import the packages, because that would take the TPU.
+# versions: prints the versions of the packages for training, from their metadata. It does
+# not import the packages, because that would take the TPU.
 versions() {
   have python3 || return
   timeout -k 2 20 python3 -I -S -c 'import sys; print("python\t%d.%d.%d" % sys.version_info[:3])' 2>/dev/null

@@ -6,7 +6,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// The first error decides. Warnings do not count.
+// The first error decides. Warnings do not matter.
 func TestFaultOfAReport(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

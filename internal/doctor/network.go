@@ -15,9 +15,9 @@ import (
 	"multihost/internal/remote"
 )
 
-// portNames are the ports on which workers listen for each other: the ports of libtpu and
-// JAX, and the port of the coordinator between slices. JAX's coordinator uses 8476 before
-// jax 0.8.1 and 8482 since then.
+// portNames are the ports on which workers listen for each other: those of libtpu and JAX,
+// and of the coordinator between slices. JAX's coordinator uses 8476 before jax 0.8.1 and
+// 8482 since then.
 var portNames = []struct {
 	first, last int
 	name        string
@@ -29,8 +29,7 @@ var portNames = []struct {
 // networkChecks are the checks of the network and its firewall rules.
 type networkChecks struct{ *examination }
 
-// checkNetwork checks the network of the slices, or the network that new slices would
-// use.
+// checkNetwork checks the network of the slices, or of new slices.
 func (e networkChecks) checkNetwork(ctx context.Context) {
 	name := e.Network
 	if name == "" && len(e.sel.Slices) > 0 {
@@ -56,8 +55,8 @@ func (e networkChecks) checkNetwork(ctx context.Context) {
 	e.checkWorkerRules(ctx, info, tags)
 }
 
-// tags returns the different sets of network tags of the slices. Without slices, it
-// returns one empty set.
+// tags returns the different sets of the slices' network tags, or one empty set without
+// slices.
 func (e networkChecks) tags() [][]string {
 	sets := [][]string{}
 	for _, s := range e.sel.Slices {
@@ -127,9 +126,9 @@ func (e networkChecks) checkSSHRule(info network.Info, tags [][]string) {
 	e.ok(CheckSSHRule, "tcp:22 is open to %s", strings.Join(names, ", "))
 }
 
-// addRule adds the finding that a rule is missing. The rule is the cure. If an existing
-// rule denies the traffic, the new rule gets a smaller priority number and so overrules it.
-// Then no rule has to be deleted.
+// addRule adds the finding that a rule is missing, with a command that makes it. If an
+// existing rule denies the traffic, the new rule gets a smaller priority number, and so
+// overrules it. Then no rule has to be deleted.
 func (e networkChecks) addRule(check string, level Level, text string, info network.Info, rule network.FirewallRule, suffix string, v network.Verdict) {
 	rule.Name = freeName(info, strings.TrimSuffix(info.Name[:min(len(info.Name), 50)], "-")+suffix)
 	f := Finding{Check: check, Level: level, Text: text}
@@ -142,7 +141,7 @@ func (e networkChecks) addRule(check string, level Level, text string, info netw
 			e.add(f)
 			return
 		}
-		// Somebody may deny this on purpose. So --fix does not open it.
+		// Somebody may deny this on purpose, so --fix does not open it.
 		f.Advice = "if that is not meant:"
 		f.Cure = e.again(rule.Command())
 		e.add(f)
@@ -156,7 +155,7 @@ func (e networkChecks) addRule(check string, level Level, text string, info netw
 	e.add(f)
 }
 
-// freeName returns name. If a rule of that name exists, it appends a number.
+// freeName returns name, with a number if a rule of that name exists.
 func freeName(info network.Info, name string) string {
 	free := name
 	for n := 2; slices.ContainsFunc(info.Firewalls, func(r network.FirewallRule) bool { return r.Name == free }); n++ {
@@ -165,7 +164,7 @@ func freeName(info network.Info, name string) string {
 	return free
 }
 
-// again returns a command line with the flags in Options.Again appended.
+// again returns a command line with the flags in Options.Again.
 func (e *examination) again(line string) string {
 	return strings.TrimSpace(line + " " + remote.CommandLine(e.Again...))
 }
