@@ -15,22 +15,22 @@ import (
 	"multihost/internal/gcp"
 )
 
-// phase is the name of this package's phase in events.
+// phase is this package's phase in events.
 const phase = "cluster"
 
 const (
-	// senders is how many requests for node pools are under way at once.
+	// senders limits concurrent requests for node pools.
 	senders = 8
 	// lastLook limits the read after an interrupt, which says what exists.
 	lastLook = 10 * time.Second
 )
 
-// Apply carries out a plan: the workload policy, then the cluster, then the node pools, all
-// of them at once, then JobSet, Kueue and the queue. It waits until each is there. If plan
-// has a conflict, Apply changes nothing and returns plan.Err(). If Apply fails half-way or
-// is interrupted, the parts that it has made stay. Apply then says what is billed. A new
-// Plan continues from there. The error of a node pool without machines is a *FailedError;
-// the other node pools stay.
+// Apply carries out a plan: the workload policy, then the cluster, then all node pools at
+// the same time, then JobSet, Kueue and the queue. It waits until each exists. If plan has
+// a conflict, Apply changes nothing and returns plan.Err(). If Apply fails half-way or is
+// interrupted, the parts that it has made stay. Apply then says what is billed. A new Plan
+// continues from there. The error of a node pool without machines is a *FailedError; the
+// other node pools stay.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
 		return err
@@ -77,7 +77,7 @@ func (c *Client) apply(ctx context.Context, plan Plan) error {
 	return c.makeInside(ctx, plan.Cluster, inside)
 }
 
-// makeCluster makes a cluster, or waits for one that is being made, until it runs.
+// makeCluster makes a cluster, or joins the wait for one, until it runs.
 func (c *Client) makeCluster(ctx context.Context, s Step) error {
 	what := fmt.Sprintf("create cluster %q", s.Name)
 	if s.leaving {
@@ -122,7 +122,7 @@ func (c *calls) tellState(resource, name, state string) {
 	c.gcp.Sink().Emit(event.State{Resource: resource, Name: name, State: state})
 }
 
-// changePools deletes node pools that are not wanted as they are, then makes the missing
+// changePools deletes node pools that must not stay as they are, then makes the missing
 // ones.
 func (c *Client) changePools(ctx context.Context, cluster string, steps []Step) error {
 	var gone, made []Step
@@ -197,8 +197,8 @@ func poolIn(k *container.Cluster, name string) *container.NodePool {
 	return k.NodePools[i]
 }
 
-// makePools makes node pools, or waits for those that are being made, until each of them
-// runs or has failed.
+// makePools makes node pools, or joins the wait for them, until each of them runs or has
+// failed.
 func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) error {
 	if len(steps) == 0 {
 		return nil
@@ -214,7 +214,7 @@ func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) er
 	if err != nil {
 		return err
 	}
-	settled := map[string]string{} // the reason why a pool failed; "" of one that runs
+	settled := map[string]string{} // why a pool failed; "" for a running one
 	failed := &FailedError{Cluster: cluster}
 	err = c.poll(ctx, fmt.Sprintf("create node pools of cluster %q", cluster), poolLimit, func(ctx context.Context) (waits, bool, error) {
 		k, err := c.cluster(ctx, cluster)
@@ -250,8 +250,8 @@ func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) er
 	return err
 }
 
-// stateOf returns the state of a node pool for which a request was sent. The state is
-// PROVISIONING until GKE has decided.
+// stateOf returns the state of a node pool after a request: PROVISIONING until GKE has
+// decided.
 func (c *calls) stateOf(ctx context.Context, k *container.Cluster, name, operation string) (state, reason string, err error) {
 	p := poolIn(k, name)
 	if p != nil && p.Status != stateError {
@@ -303,8 +303,8 @@ func (c *calls) poll(ctx context.Context, what string, limit time.Duration, chec
 	})
 }
 
-// tellBilled says what exists of a cluster after its creation has failed or was interrupted,
-// because it is billed.
+// tellBilled says what exists and costs money, after the creation of a cluster has failed
+// or was interrupted.
 func (c *Client) tellBilled(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(context.WithoutCancel(ctx)), lastLook)
 	defer cancel()

@@ -15,13 +15,13 @@ import (
 const (
 	defaultPool = "default-pool"
 	maxCPUNodes = 1000
-	// podsPerNode is XPK's number. A node of a slice carries one pod of a workload, but GKE
-	// reserves addresses for each pod that a node could carry.
+	// podsPerNode is XPK's number. A node of a slice has one pod of a workload, but GKE
+	// reserves addresses for each possible pod.
 	podsPerNode = 15
 	draLabel    = "cloud.google.com/gke-networking-dra-driver"
 )
 
-// scopes returns the scopes of nodes: first those in more, then GKE's defaults.
+// scopes returns the scopes of nodes: first more, then GKE's defaults.
 func scopes(more ...string) (all []string) {
 	for _, s := range append(more, "devstorage.read_only", "logging.write", "monitoring", "service.management.readonly", "servicecontrol", "trace.append") {
 		all = append(all, "https://www.googleapis.com/auth/"+s)
@@ -55,8 +55,8 @@ func clusterBody(o Options, zone, version string) *container.Cluster {
 	}
 }
 
-// management says what GKE does with nodes by itself. It does not upgrade the nodes of a
-// version that the user has named.
+// management says what GKE does with nodes by itself. With a version from the user, it does
+// not upgrade nodes.
 func management(repair bool, o Options) *container.NodeManagement {
 	m := &container.NodeManagement{AutoRepair: repair, AutoUpgrade: o.Version == ""}
 	if !m.AutoRepair {
@@ -68,7 +68,7 @@ func management(repair bool, o Options) *container.NodeManagement {
 	return m
 }
 
-// byPolicy reports whether a workload policy carries the topology of the slices of a type.
+// byPolicy reports whether a workload policy has the topology of a type's slices.
 func byPolicy(t tpu.Type, n tpu.Nodes) bool { return n.Count > 1 && t.Generation.Name == "tpu7x" }
 
 // policyName returns XPK's name for the workload policy of a type.
@@ -95,7 +95,7 @@ func policyBody(t tpu.Type) *computepb.ResourcePolicy {
 }
 
 // poolBody returns the node pool of one slice. o must have its defaults. version is the
-// version of the cluster.
+// cluster's.
 func poolBody(o Options, n tpu.Nodes, name, zone, version string) *container.NodePool {
 	p := &container.NodePool{
 		Name: name, Locations: []string{zone}, InitialNodeCount: int64(n.Count), Version: version,

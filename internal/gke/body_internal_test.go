@@ -150,7 +150,7 @@ func TestPoolOfASliceIsThatOfXPK(t *testing.T) {
 		if diff := cmp.Diff(want, fields(t, body)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		// What is read back is what was asked for.
+		// A read pool equals the requested one.
 		have := poolOf("c", body)
 		if have.Type != o.Type.Name || have.Tier != o.Tier || have.Reservation != o.Reservation || have.Nodes != nodes.Count || have.Number != 0 {
 			t.Errorf("%s: read back as %+v", name, have)
@@ -158,7 +158,6 @@ func TestPoolOfASliceIsThatOfXPK(t *testing.T) {
 	}
 }
 
-// The type of a slice survives the way through a node pool.
 func TestEveryTypeIsReadBack(t *testing.T) {
 	t.Parallel()
 	types := tpu.Types()

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	clusterLimit = 45 * time.Minute // how long a cluster may take to be made or deleted
-	poolLimit    = time.Hour        // how long node pools may take; GKE itself gives up earlier
-	// GKE refuses a change while another one is under way. lockedPause is the pause before
-	// the refused change is sent again.
+	clusterLimit = 45 * time.Minute // limit of making or deleting a cluster
+	poolLimit    = time.Hour        // limit of node pools; GKE itself gives up earlier
+	// While a change is in progress, GKE refuses another one. lockedPause is the pause
+	// before its repetition.
 	lockedPause = 10 * time.Second
 )
 
-// calls are the calls of the API of GKE, and the waits for what they lead to.
+// calls are the calls of GKE's API, and the waits for their results.
 type calls struct {
 	gcp *gcp.Client
 
@@ -44,12 +44,12 @@ func (c *calls) service(ctx context.Context) (*container.Service, error) {
 			c.err = err
 			return
 		}
-		c.svc, c.err = container.NewService(context.WithoutCancel(ctx), opts...) // it lives as long as c
+		c.svc, c.err = container.NewService(context.WithoutCancel(ctx), opts...) // the service lives as long as c
 	})
 	return c.svc, c.err
 }
 
-// call makes one call, and repeats it while it fails for a reason that passes.
+// call makes one call, and repeats it after temporary failures.
 func call[T any](ctx context.Context, c *calls, what string, do func(context.Context, *container.Service) (T, error)) (answer T, err error) {
 	svc, err := c.service(ctx)
 	if err != nil {
@@ -62,7 +62,7 @@ func call[T any](ctx context.Context, c *calls, what string, do func(context.Con
 	return answer, err
 }
 
-// cluster returns a cluster with its node pools, or nil if there is none.
+// cluster returns a cluster with its node pools, or nil if it does not exist.
 func (c *calls) cluster(ctx context.Context, name string) (*container.Cluster, error) {
 	k, err := call(ctx, c, fmt.Sprintf("show cluster %q", name), func(ctx context.Context, svc *container.Service) (*container.Cluster, error) {
 		return svc.Projects.Locations.Clusters.Get(c.path(name)).Context(ctx).Do()
@@ -87,8 +87,8 @@ func (c *calls) clusters(ctx context.Context) ([]*container.Cluster, error) {
 	return list.Clusters, err
 }
 
-// version returns the version of a new cluster: the wanted one, or the one that the channel
-// RAPID recommends.
+// version returns the version of a new cluster: want, or the recommendation of the channel
+// RAPID.
 func (c *calls) version(ctx context.Context, want string) (string, error) {
 	config, err := call(ctx, c, "read versions of GKE in region "+c.region(), func(ctx context.Context, svc *container.Service) (*container.ServerConfig, error) {
 		return svc.Projects.Locations.GetServerConfig(c.parent()).Context(ctx).Do()
@@ -112,9 +112,9 @@ func (c *calls) version(ctx context.Context, want string) (string, error) {
 	return config.DefaultClusterVersion, nil
 }
 
-// change sends a request that changes something, and returns the name of its operation. If
-// GKE answers with the class reached, the resource is already in the state to which the
-// request leads. The name is then "", and the caller waits for the state of the resource.
+// change sends a request that changes something, and returns the name of its operation. An
+// answer of the class reached means that the resource is already in the wanted state. The
+// name is then "", and the caller waits for the state of the resource.
 func (c *calls) change(ctx context.Context, what string, reached gcp.Class, limit time.Duration, do func(context.Context, *container.Service) (*container.Operation, error)) (operation string, err error) {
 	start := c.gcp.Clock().Now()
 	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{First: lockedPause, Max: lockedPause}, func(ctx context.Context) (bool, error) {
@@ -134,15 +134,15 @@ func (c *calls) change(ctx context.Context, what string, reached gcp.Class, limi
 	return operation, err
 }
 
-// locked reports whether GKE refused a change because another one is under way in the
-// cluster.
+// locked reports whether GKE refused a change because the cluster has another one in
+// progress.
 func locked(err error) bool {
 	var e *gcp.Error
 	return errors.As(err, &e) && (strings.Contains(e.Message, "incompatible operation") || strings.Contains(e.Message, "is currently being") || strings.Contains(e.Message, "Please wait and try again"))
 }
 
-// failed returns the error of an operation that is done, or nil. An operation that cannot be
-// found any more has no error.
+// failed returns the error of an operation that is done, or nil. It returns nil for an
+// operation that does not exist any more.
 func (c *calls) failed(ctx context.Context, what, operation string) (done bool, err error) {
 	op, err := call(ctx, c, what, func(ctx context.Context, svc *container.Service) (*container.Operation, error) {
 		return svc.Projects.Locations.Operations.Get(c.parent() + "/operations/" + operation).Context(ctx).Do()

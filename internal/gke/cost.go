@@ -13,14 +13,14 @@ import (
 
 // A Cost is what a cluster costs an hour.
 type Cost struct {
-	Slices *float64 `json:"slices_usd_per_hour"` // list price of all slices; null: unknown
+	Slices *float64 `json:"slices_usd_per_hour"` // list price of all slices; null: not known
 	Parts  []Part   `json:"parts"`
 }
 
 // A Part is one part of a cluster, with its price.
 type Part struct {
 	Name   string   `json:"name"`         // "c-np-0", "default-pool", "control plane"
-	Hourly *float64 `json:"usd_per_hour"` // null: unknown
+	Hourly *float64 `json:"usd_per_hour"` // null: not known
 	Text   string   `json:"text"`
 }
 
@@ -36,8 +36,7 @@ func (c Cost) String() string {
 	return b.String()
 }
 
-// costOf returns what the cluster costs when the plan for o has been applied. have are the
-// pools that exist.
+// costOf returns what the cluster costs after the plan for o. have are the existing pools.
 func costOf(o Options, w world, have []Pool) Cost {
 	var pools []Pool
 	for _, p := range have {

@@ -19,7 +19,7 @@ type Deletion struct {
 	Exists  bool     `json:"exists"`
 	Pools   []string `json:"node_pools"`
 	Pods    []string `json:"workloads"` // pods that the deletion ends
-	Cost    Cost     `json:"cost"`      // of what is deleted
+	Cost    Cost     `json:"cost"`      // of the deleted parts
 }
 
 // Text says what would be deleted.
@@ -34,8 +34,8 @@ func (d Deletion) Text() string {
 	return text + "\n" + d.Cost.String()
 }
 
-// Delete deletes a cluster with all its node pools, and waits until it is gone. If the
-// cluster does not exist, that is a success. It changes nothing and returns an error if
+// Delete deletes a cluster with all its node pools, and waits until it is gone. A cluster
+// that does not exist is a success. Delete changes nothing and returns an error if
 // multihost did not make the cluster (*NotOursError), or if workloads run on its slices or
 // may run there (*BusyError). With force, workloads are no error.
 func (c *Client) Delete(ctx context.Context, name string, force bool) (Deletion, error) {
@@ -59,8 +59,8 @@ func (c *Client) Delete(ctx context.Context, name string, force bool) (Deletion,
 	return d, err
 }
 
-// PlanDelete returns what Delete would delete. Its errors are those that Delete returns
-// before it changes anything. PlanDelete only reads.
+// PlanDelete returns what Delete would delete. Its errors are those of Delete before the
+// first change. PlanDelete only reads.
 func (c *Client) PlanDelete(ctx context.Context, name string, force bool) (Deletion, error) {
 	d := Deletion{Cluster: name, Pools: []string{}, Pods: []string{}}
 	if err := CheckName(name); err != nil {
@@ -108,8 +108,8 @@ func (c *Client) delete(ctx context.Context, name string) error {
 	return c.awaitGone(ctx, name, operation)
 }
 
-// awaitGone waits until a cluster is gone. operation is the operation of the deletion; ""
-// if somebody else deletes the cluster.
+// awaitGone waits until a cluster is gone. operation is the deletion's, or "" if somebody
+// else deletes the cluster.
 func (c *Client) awaitGone(ctx context.Context, name, operation string) error {
 	what := fmt.Sprintf("delete cluster %q", name)
 	return c.poll(ctx, what, clusterLimit, func(ctx context.Context) (waits, bool, error) {

@@ -11,7 +11,7 @@ import (
 	"multihost/internal/remote"
 )
 
-// A Difference is one property in which a resource differs from the wanted one.
+// A Difference is a property in which a resource differs from the wanted one.
 type Difference struct {
 	Field string `json:"field"`
 	Have  string `json:"have"`
@@ -26,7 +26,7 @@ func describe(diffs []Difference) string {
 	return strings.Join(parts, "; ")
 }
 
-// listed lists names, at most three of them.
+// listed lists at most three names.
 func listed(names []string) string {
 	const most = 3
 	if len(names) <= most {
@@ -47,13 +47,12 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class makes gcp.ClassOf return gcp.Timeout.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 
 // Fault returns the kind of its class.
 func (e *MismatchError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says how to get the wanted resource.
 func (e *MismatchError) Hint() string {
 	switch e.Resource {
 	case kindPool:
@@ -64,14 +63,14 @@ func (e *MismatchError) Hint() string {
 	return "make another cluster beside it: multihost cluster create OTHER; or delete this one first: multihost cluster delete " + e.Name
 }
 
-// A BusyError says that node pools stay because workloads run on them, or because it is not
-// known whether they do. Nothing was changed.
+// A BusyError says that node pools stay because workloads run on them, or may run on them.
+// Nothing was changed.
 type BusyError struct {
 	Cluster string
 	Verb    string   // "delete" or "remake"
 	Pools   []string // nil: the whole cluster
 	Pods    []string // "NAMESPACE/NAME"
-	Err     error    // why the pods are not known; nil: they are
+	Err     error    // why the pods are not known, or nil
 }
 
 func (e *BusyError) Error() string {
@@ -88,18 +87,17 @@ func (e *BusyError) Error() string {
 // Unwrap returns why the pods are not known.
 func (e *BusyError) Unwrap() error { return e.Err }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class makes gcp.ClassOf return gcp.Timeout.
 func (e *BusyError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
 func (e *BusyError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says what to do.
 func (e *BusyError) Hint() string {
 	return "wait until the workloads have ended; or add --force, which ends them"
 }
 
-// A MissingError says that there is no such cluster.
+// A MissingError says that a cluster does not exist.
 type MissingError struct{ Cluster, Region string }
 
 func (c *calls) missing(name string) error { return &MissingError{Cluster: name, Region: c.region()} }
@@ -108,13 +106,12 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("cluster %q does not exist in region %s", e.Cluster, e.Region)
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class makes gcp.ClassOf return gcp.Timeout.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
 // Fault returns the kind of its class.
 func (e *MissingError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says how to find the cluster.
 func (e *MissingError) Hint() string {
 	return "list the clusters of the project with: multihost cluster list; then --zone=ZONE"
 }
@@ -138,7 +135,7 @@ func (e *FailedError) Error() string {
 	return what
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class makes gcp.ClassOf return gcp.Timeout.
 func (e *FailedError) Class() gcp.Class {
 	if stockoutText.MatchString(e.Reason) {
 		return gcp.Capacity
@@ -152,7 +149,6 @@ func (e *FailedError) Class() gcp.Class {
 // Fault returns the kind of its class.
 func (e *FailedError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says what to do.
 func (e *FailedError) Hint() string {
 	if len(e.Pools) == 0 {
 		return "delete it: multihost cluster delete " + e.Cluster + "; then make it again"
@@ -174,7 +170,7 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("delete cluster %q: it was not made by multihost", e.Cluster)
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class makes gcp.ClassOf return gcp.Timeout.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
@@ -185,7 +181,7 @@ func (e *NotOursError) Hint() string {
 	return "if it is yours to delete: " + remote.CommandLine("gcloud", "container", "clusters", "delete", e.Cluster, "--location="+e.region, "--project="+e.project)
 }
 
-// A SlowError says that a resource did not reach its state in time. It may still do so.
+// A SlowError says that a resource did not reach its state in time. It may still reach it.
 type SlowError struct {
 	What  string // "create cluster \"c\""
 	State string
@@ -196,13 +192,12 @@ func (e *SlowError) Error() string {
 	return fmt.Sprintf("%s: it is still %s after %s", e.What, e.State, event.Duration(e.Limit))
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class makes gcp.ClassOf return gcp.Timeout.
 func (e *SlowError) Class() gcp.Class { return gcp.Timeout }
 
 // Fault returns the kind of its class.
 func (e *SlowError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says what to do.
 func (e *SlowError) Hint() string {
 	return "it goes on without multihost; the same command goes on waiting"
 }
@@ -220,7 +215,7 @@ func (e *VersionError) Error() string {
 // Fault returns fault.Usage.
 func (e *VersionError) Fault() fault.Kind { return fault.Usage }
 
-// Hint names some of the versions that are offered.
+// Hint names some of the versions that GKE offers.
 func (e *VersionError) Hint() string {
 	return "leave out --gke-version, or choose one of: " + listed(e.Valid)
 }

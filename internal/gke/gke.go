@@ -1,7 +1,7 @@
-// Package gke makes, shows and deletes clusters of Google Kubernetes Engine whose node pools
-// are TPU slices. It works in two steps: Plan reads what exists and says what would change,
-// Apply makes the changes. Applying the same options twice changes nothing the second time,
-// and Apply continues where an earlier one was broken off.
+// Package gke makes, shows and deletes clusters of Google Kubernetes Engine whose node
+// pools are TPU slices. Plan reads what exists and says what would change. Apply makes the
+// changes. Applying the same options again changes nothing. After a break, Apply continues
+// where the last one ended.
 //
 // A cluster is regional, and its nodes are in one zone. Its default pool has CPU nodes for
 // the controllers. Each slice is a node pool "<cluster>-np-<number>", because GKE makes,
@@ -9,12 +9,12 @@
 //
 // # Decisions
 //
-//   - Names, requests and labels are those of XPK, so that both tools can share a cluster.
-//   - Only pools with the names of slices are compared and deleted. All other pools belong
-//     to the user.
-//   - The state of a resource decides, and not its operation: the answer to a request may
-//     be lost, and somebody else may have made the request.
-//   - Apply never deletes the workload policy of a topology: it is free, and the pools of
+//   - Names, requests and labels are XPK's, so that both tools can share a cluster.
+//   - Only pools with the names of slices are compared and deleted. Other pools belong to
+//     the user.
+//   - The state of a resource decides, and not its operation, because the answer to a
+//     request may be lost, and somebody else may have made the request.
+//   - Apply never deletes the workload policy of a topology: it costs nothing, and pools of
 //     other clusters in the region may use it.
 package gke
 
@@ -33,7 +33,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The defaults of Options. They are XPK's.
+// Defaults of Options, equal to XPK's.
 const (
 	DefaultNetwork    = "mtu9k"
 	DefaultCPUMachine = "e2-standard-16"
@@ -42,24 +42,24 @@ const (
 	Periodic          = "PERIODIC"
 )
 
-// maxName is the largest number of characters in the name of a cluster or a node pool.
+// maxName limits the characters in the name of a cluster or a node pool.
 const maxName = 40
 
 // Options describe a cluster. Zero values mean the defaults in the comments.
 type Options struct {
 	Name        string
-	Type        tpu.Type // of the slices; it may be zero if Slices is 0
+	Type        tpu.Type // of the slices; may be zero if Slices is 0
 	Slices      int
-	Tier        provision.Tier // on demand; or Spot, FlexStart, Reserved
+	Tier        provision.Tier // default: on demand; or Spot, FlexStart, Reserved
 	Reservation string         // R, projects/P/reservations/R, and either with /reservationBlocks/B[/reservationSubBlocks/S]; needs Tier Reserved
 	Network     string         // DefaultNetwork
-	Subnetwork  string         // the name of Network
-	Version     string         // of Kubernetes; "": the newest that the channel RAPID recommends
-	CPUMachine  string         // of the default pool: DefaultCPUMachine
-	CPUNodes    int            // of the default pool at its start: DefaultCPUNodes
-	Maintenance string         // AsNeeded or Periodic: when hosts are maintained; "": AsNeeded
-	User        string         // who makes it, for the labels
-	Force       bool           // delete and remake node pools although workloads run on them or may run on them
+	Subnetwork  string         // default: the name of Network
+	Version     string         // of Kubernetes; default: the recommendation of the channel RAPID
+	CPUMachine  string         // of the default pool; default: DefaultCPUMachine
+	CPUNodes    int            // of the default pool at its start; default: DefaultCPUNodes
+	Maintenance string         // maintenance of hosts: AsNeeded (default) or Periodic
+	User        string         // who makes the cluster, for labels
+	Force       bool           // delete and remake node pools even if workloads run or may run on them
 }
 
 func (o Options) withDefaults() Options {
@@ -143,15 +143,15 @@ func PoolName(cluster string, number int) string { return fmt.Sprintf("%s-np-%d"
 // A Pod is a pod of a cluster that asks for TPU chips.
 type Pod struct {
 	Namespace, Name string
-	Pool            string // the node pool on which it runs; "": none yet
+	Pool            string // its node pool; "": none yet
 }
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// An Endpoint is where the Kubernetes API of a cluster is.
+// An Endpoint is where a cluster's Kubernetes API is.
 type Endpoint struct {
 	Server string // "https://…"
-	CA     []byte // certificates in PEM, one of which must have signed the server's; nil: any public one
+	CA     []byte // certificates in PEM, one of which signed the server's; nil: any public one
 }
 
 // A Reader reads the pods of a cluster that ask for TPU chips and have not ended.
@@ -166,8 +166,8 @@ type Client struct {
 }
 
 // New returns a Client that makes its calls through g. pods reads the pods of a cluster. If
-// it is nil, the Client reads them from the API of the cluster, with the credentials of g.
-// New does no I/O.
+// it is nil, the Client reads them from the cluster's API, with the credentials of g. New
+// does no I/O.
 func New(g *gcp.Client, pods Reader) *Client {
 	if pods == nil {
 		pods = podsThrough(g)
@@ -175,8 +175,8 @@ func New(g *gcp.Client, pods Reader) *Client {
 	return &Client{calls: &calls{gcp: g}, compute: api.New(g), pods: pods}
 }
 
-// endpointOf returns the endpoint of a cluster. The endpoint with a DNS name needs no route
-// to the control plane. But not every cluster admits callers from outside at that endpoint.
+// endpointOf returns the endpoint of a cluster. An endpoint with a DNS name needs no route
+// to the control plane, but not every cluster admits callers from outside there.
 func endpointOf(k *container.Cluster) (Endpoint, error) {
 	if d := k.ControlPlaneEndpointsConfig; d != nil && d.DnsEndpointConfig != nil && d.DnsEndpointConfig.AllowExternalTraffic && d.DnsEndpointConfig.Endpoint != "" {
 		return Endpoint{Server: "https://" + d.DnsEndpointConfig.Endpoint}, nil
@@ -191,7 +191,7 @@ func endpointOf(k *container.Cluster) (Endpoint, error) {
 	return Endpoint{Server: "https://" + k.Endpoint, CA: ca}, nil
 }
 
-// Endpoint returns where the Kubernetes API of a cluster is. If there is no such cluster, the
+// Endpoint returns where a cluster's Kubernetes API is. If the cluster does not exist, the
 // error is a *MissingError.
 func (c *Client) Endpoint(ctx context.Context, name string) (Endpoint, error) {
 	k, err := c.cluster(ctx, name)
@@ -204,8 +204,8 @@ func (c *Client) Endpoint(ctx context.Context, name string) (Endpoint, error) {
 	return endpointOf(k)
 }
 
-// numberOf returns the number in the name of a node pool; ok is false if the pool is no slice
-// of the cluster.
+// numberOf returns the number in the name of a node pool. ok is false if the pool is no
+// slice of the cluster.
 func numberOf(cluster, pool string) (n int, ok bool) {
 	text, ok := strings.CutPrefix(pool, cluster+"-np-")
 	if !ok {

@@ -21,8 +21,8 @@ func slicesOf(o Options) controllers.Slices {
 	return s
 }
 
-// planInside decides what is made in the cluster: JobSet, Kueue, and the queue of the slices.
-// A cluster that does not run yet lacks all of it.
+// planInside decides what to make in the cluster: JobSet, Kueue, and the queue of the
+// slices. A cluster that does not run yet lacks all of it.
 func (c *Client) planInside(ctx context.Context, o Options, w world) (steps []Step, err error) {
 	queue := Step{Verb: Create, Resource: kindQueue, Name: controllers.LocalQueue, slices: slicesOf(o), Reason: "for all slices, with the priorities of workloads"}
 	if w.cluster == nil || w.cluster.Status == stateStopping || w.cluster.Status == stateProvisioning {
@@ -71,7 +71,7 @@ func (c *Client) inside(k *container.Cluster) (in controllers.Installer, leave f
 	return controllers.Installer{Client: client, Sink: c.gcp.Sink(), Clock: c.gcp.Clock()}, client.Close, nil
 }
 
-// judgeQueue says what is done about the objects of the queue.
+// judgeQueue says what to do about the objects of the queue.
 func judgeQueue(ctx context.Context, in controllers.Installer, s controllers.Slices) (Verb, string, error) {
 	version, err := in.KueueVersion(ctx)
 	if err != nil {
@@ -98,7 +98,7 @@ func judgeQueue(ctx context.Context, in controllers.Installer, s controllers.Sli
 	return verb, reason, nil
 }
 
-// makeInside makes what steps say in a cluster, and waits until its controllers answer.
+// makeInside carries out steps in a cluster, and waits until its controllers answer.
 func (c *Client) makeInside(ctx context.Context, cluster string, steps []Step) error {
 	if len(steps) == 0 {
 		return nil
@@ -128,8 +128,7 @@ func (c *Client) makeInside(ctx context.Context, cluster string, steps []Step) e
 	return nil
 }
 
-// makeController installs a controller, unless the cluster has got it since the plan was
-// made.
+// makeController installs a controller, unless the cluster has got it since the plan.
 func (c *Client) makeController(ctx context.Context, in controllers.Installer, name string) error {
 	for _, k := range controllers.All() {
 		if k.Name != name {

@@ -22,18 +22,17 @@ import (
 // A Verb is what a plan does to a resource.
 type Verb string
 
-// The verbs of a plan.
 const (
 	Create   Verb = "create"
-	Keep     Verb = "keep"     // the resource exists as wanted
-	Wait     Verb = "wait"     // it is being made as wanted
-	Remake   Verb = "remake"   // it is deleted and made again
-	Change   Verb = "change"   // it gets other settings
-	Delete   Verb = "delete"   // it is no longer wanted
-	Conflict Verb = "conflict" // it exists and stands in the way: the plan cannot be applied
+	Keep     Verb = "keep"     // leave it: it exists as wanted
+	Wait     Verb = "wait"     // wait for it: it is being made as wanted
+	Remake   Verb = "remake"   // delete it and make it again
+	Change   Verb = "change"   // give it other settings
+	Delete   Verb = "delete"   // delete it
+	Conflict Verb = "conflict" // it is in the way: the plan cannot be applied
 )
 
-// The kinds of resources in a plan.
+// Kinds of resources in a plan.
 const (
 	kindPolicy  = "workload policy"
 	kindCluster = "cluster"
@@ -49,24 +48,25 @@ type Step struct {
 	Resource string          `json:"resource"` // "workload policy", "cluster", "node pool", "controller" or "queue"
 	Name     string          `json:"name"`
 	Reason   string          `json:"reason,omitempty"`
-	Request  json.RawMessage `json:"request,omitempty"` // what is sent to make the resource
+	Request  json.RawMessage `json:"request,omitempty"` // request that makes the resource
 
 	policy   *computepb.ResourcePolicy
 	cluster  *container.Cluster
 	pool     *container.NodePool
 	slices   controllers.Slices // of a queue
-	leaving  bool               // a resource of the name is being deleted: it must be gone first
+	leaving  bool               // a resource of the name is being deleted, and must first be gone
 	conflict error
 }
 
-// A Plan lists what would be done, in order. It is valid only at the time when it was made.
+// A Plan lists the necessary changes, in order. It is valid only at the moment of its
+// making.
 type Plan struct {
 	Cluster string `json:"cluster"`
 	Steps   []Step `json:"steps"`
-	Cost    Cost   `json:"cost"` // of the cluster when the plan has been applied
+	Cost    Cost   `json:"cost"` // of the cluster after the plan
 }
 
-// Err returns the conflict of the plan with what exists, or nil. It joins several conflicts.
+// Err returns the conflicts of the plan with what exists, joined, or nil.
 func (p Plan) Err() error {
 	var errs []error
 	for _, s := range p.Steps {
@@ -80,7 +80,7 @@ func (p Plan) Err() error {
 	return errors.Join(errs...)
 }
 
-// Count returns how many steps have one of the verbs.
+// Count returns the number of steps with one of the verbs.
 func (p Plan) Count(verbs ...Verb) int {
 	n := 0
 	for _, s := range p.Steps {
@@ -91,8 +91,8 @@ func (p Plan) Count(verbs ...Verb) int {
 	return n
 }
 
-// Loses returns the names of the node pools that the plan deletes, including those that it
-// makes again.
+// Loses returns the names of the node pools that the plan deletes, even if it makes them
+// again.
 func (p Plan) Loses() (names []string) {
 	for _, s := range p.Steps {
 		if s.Verb == Delete || s.Verb == Remake {
@@ -120,17 +120,17 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-// A world is what exists, as far as a plan needs it.
+// A world is what exists, for a plan.
 type world struct {
-	policy  *computepb.ResourcePolicy // of the topology; nil: there is none
-	cluster *container.Cluster        // nil: there is none
+	policy  *computepb.ResourcePolicy // of the topology; nil: none
+	cluster *container.Cluster        // nil: none
 	busy    map[string][]string       // pods that ask for TPU chips, by node pool
-	blind   error                     // why busy is not known; nil: it is known
+	blind   error                     // why busy is not known, or nil
 
-	project, zone, version string // version is that of a new cluster
+	project, zone, version string // version: of a new cluster
 }
 
-// planOf compares what exists with what is wanted. o is valid.
+// planOf compares what exists with a valid o.
 func planOf(o Options, w world) Plan {
 	o = o.withDefaults()
 	p := Plan{Cluster: o.Name}
@@ -165,7 +165,7 @@ func (s Step) request() json.RawMessage {
 	if s.Verb != Create && s.Verb != Remake {
 		return nil
 	}
-	switch { // messages of these types are always encoded
+	switch { // messages of these types can always be encoded
 	case s.policy != nil:
 		body, _ = protojson.Marshal(s.policy)
 	case s.cluster != nil:
@@ -270,7 +270,7 @@ func poolsOf(k *container.Cluster) []Pool {
 }
 
 // planPools decides about the node pools of the slices. The pools with the lowest numbers
-// stay, missing ones get the lowest free numbers, and further ones are deleted.
+// stay, missing ones get the lowest free numbers, and surplus ones are deleted.
 func planPools(o Options, w world, nodes tpu.Nodes, have []Pool, version string) (steps []Step) {
 	body := func(name string) *container.NodePool { return poolBody(o, nodes, name, w.zone, version) }
 	taken := map[int]bool{}
@@ -315,7 +315,7 @@ func tierWords(o Options) string {
 	return strings.ReplaceAll(string(o.Tier), "on-demand", "on demand")
 }
 
-// judgePool decides about an existing pool that is to stay.
+// judgePool decides about an existing pool that should stay.
 func (o Options) judgePool(s Step, w world, have, want Pool) Step {
 	diffs := differences(have, want)
 	switch {
@@ -340,7 +340,7 @@ func (o Options) judgePool(s Step, w world, have, want Pool) Step {
 	return s
 }
 
-// mayLose refuses the loss of a pool on which workloads run, or on which they may run.
+// mayLose refuses to lose a pool on which workloads run or may run.
 func (o Options) mayLose(s Step, w world, p Pool) Step {
 	pods := w.busy[p.Name]
 	switch {
@@ -355,7 +355,7 @@ func (o Options) mayLose(s Step, w world, p Pool) Step {
 	return s
 }
 
-// Plan returns what has to be done for o. It only reads. Conflicts with what exists are in
+// Plan returns what is necessary for o. It only reads. Conflicts with what exists are in
 // the plan, not in err.
 func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
 	if err := o.Validate(); err != nil {
@@ -400,7 +400,7 @@ func (c *Client) look(ctx context.Context, o Options) (w world, err error) {
 	return w, err
 }
 
-// readPods reads the pods of the cluster of w.
+// readPods reads the pods of w's cluster.
 func (c *Client) readPods(ctx context.Context, w *world) error {
 	w.busy = map[string][]string{}
 	pods, err := c.podsOf(ctx, w.cluster)

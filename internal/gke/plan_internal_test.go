@@ -13,7 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// having returns a world with a cluster c whose slices are in these states.
+// having returns a world with a cluster c whose slices have these states.
 func having(o Options, states ...string) world {
 	o = o.withDefaults()
 	nodes, _ := tpu.NodesOf(o.Type)
@@ -66,7 +66,7 @@ func TestPlan(t *testing.T) {
 		o     Options
 		w     world
 		steps string
-		err   string // part of it
+		err   string // part of the error
 	}{
 		{"nothing is there", v5e, nothing, "create c, create c-np-0, create c-np-1", ""},
 		{"no slices", Options{Name: "c"}, nothing, "create c", ""},
@@ -129,7 +129,7 @@ func TestPlanSaysWhyAPoolIsRemade(t *testing.T) {
 	}
 }
 
-// The plan names a price where the list has one, and says where it has none.
+// The plan names a price if the list has one, and says if it has none.
 func TestPlanShowsTheCost(t *testing.T) {
 	t.Parallel()
 	o := Options{Name: "c", Type: typeNamed(t, "v5litepod-16"), Slices: 2}

@@ -14,13 +14,13 @@ import (
 
 const (
 	resourceTPU = "google.com/tpu"
-	labelTPU    = "cloud.google.com/gke-tpu-accelerator" // of nodes
-	labelPool   = "cloud.google.com/gke-nodepool"        // of nodes
-	// readLimit is how long the API of a cluster may fail when its pods are read.
+	labelTPU    = "cloud.google.com/gke-tpu-accelerator" // label of nodes
+	labelPool   = "cloud.google.com/gke-nodepool"        // label of nodes
+	// readLimit limits retries of a cluster's API when pods are read.
 	readLimit = 5 * time.Second
 )
 
-// tokens sign the requests to the API of a cluster with the credentials of a client.
+// tokens sign requests to a cluster's API with a client's credentials.
 type tokens struct{ of *gcp.Client }
 
 // Token implements oauth2.TokenSource.

@@ -13,25 +13,25 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Pool is a node pool that is a slice, or that has CPU nodes.
+// A Pool is a node pool: a slice, or CPU nodes.
 type Pool struct {
 	Name   string `json:"name"`
-	Number int    `json:"number"` // in the name of a slice; -1 for other pools
+	Number int    `json:"number"` // of the slice; -1 for other pools
 	State  string `json:"state"`  // GKE's word
 	Reason string `json:"reason,omitempty"`
 
 	Machine     string         `json:"machine_type"`
-	Topology    string         `json:"topology,omitempty"` // "": the nodes are slices of one VM, or have no TPU
+	Topology    string         `json:"topology,omitempty"` // "": nodes without TPU, or slices of one VM
 	Type        string         `json:"accelerator_type,omitempty"`
 	Tier        provision.Tier `json:"tier"`
 	Reservation string         `json:"reservation,omitempty"`
 	Zone        string         `json:"zone"`
-	Nodes       int            `json:"nodes"` // of the whole pool; with autoscaling the number at its start
+	Nodes       int            `json:"nodes"` // of the whole pool; with autoscaling, at its start
 	Growing     bool           `json:"autoscaling,omitempty"`
 	Workloads   []string       `json:"workloads,omitempty"` // pods that ask for TPU chips
 
-	Hourly *float64 `json:"usd_per_hour"` // list price while its nodes exist; null: unknown
-	Text   string   `json:"-"`            // its cost in words
+	Hourly *float64 `json:"usd_per_hour"` // list price while its nodes exist; null: not known
+	Text   string   `json:"-"`            // cost in words
 }
 
 // poolOf reads a node pool.
@@ -96,7 +96,7 @@ func typeOf(p Pool) (tpu.Type, bool) {
 	return t, err == nil && t.Machine != ""
 }
 
-// reasonOf returns why a pool is in its state, in GKE's words.
+// reasonOf returns GKE's reason for a pool's state.
 func reasonOf(p *container.NodePool) string {
 	var all []string
 	for _, c := range p.Conditions {
@@ -108,7 +108,7 @@ func reasonOf(p *container.NodePool) string {
 	return strings.Join(all, "; ")
 }
 
-// The states of clusters and node pools, in GKE's words.
+// GKE's words for the states of clusters and node pools.
 const (
 	stateProvisioning = "PROVISIONING"
 	stateRunning      = "RUNNING"
@@ -119,7 +119,7 @@ const (
 	stateDegraded     = "DEGRADED"
 )
 
-// stockoutText matches what GKE says when Google has no machines of the type now.
+// stockoutText matches GKE's text if Google has no machines of the type now.
 var stockoutText = regexp.MustCompile(`(?i)lack of capacity|Requested resource is exhausted|GCE_STOCKOUT|does not have enough resources`)
 
 // explain says what the reason of a state means, and what helps.
@@ -135,7 +135,7 @@ func explain(reason string) (meaning, hint string) {
 	return "GKE could not make its nodes", ""
 }
 
-// differences lists how an existing pool of a slice differs from the wanted one.
+// differences lists how an existing slice pool differs from the wanted one.
 func differences(have, want Pool) (all []Difference) {
 	add := func(field, have, want string) {
 		if have != want {

@@ -25,7 +25,7 @@ type Info struct {
 	State      string    `json:"state"` // GKE's word
 	Reason     string    `json:"reason,omitempty"`
 	Version    string    `json:"version"`
-	Server     string    `json:"server,omitempty"` // address of its Kubernetes API
+	Server     string    `json:"server,omitempty"` // of its Kubernetes API
 	Network    string    `json:"network"`
 	Subnetwork string    `json:"subnetwork"`
 	Owned      bool      `json:"owned"` // made by multihost
@@ -34,13 +34,13 @@ type Info struct {
 	Pools      []Pool    `json:"node_pools"`
 	Cost       Cost      `json:"cost"`
 
-	// Workloads are the pods that ask for TPU chips; null if they could not be read.
-	// Unread says why.
+	// Workloads are the pods that ask for TPU chips, or null if Unread says why they are
+	// not known.
 	Workloads []string `json:"workloads"`
 	Unread    string   `json:"workloads_unknown,omitempty"`
 }
 
-// Types returns the accelerator types of the slices, and their number.
+// Types returns the accelerator types of the slices, and the number of slices.
 func (i Info) Types() (types []string, number int) {
 	for _, p := range i.Pools {
 		if p.Type == "" {
@@ -70,8 +70,8 @@ func infoOf(k *container.Cluster) Info {
 	return i
 }
 
-// Show returns a cluster with its node pools and the workloads on them. If it does not exist,
-// the error is a *MissingError.
+// Show returns a cluster with its node pools and their workloads. If it does not exist, the
+// error is a *MissingError.
 func (c *Client) Show(ctx context.Context, name string) (Info, error) {
 	if err := CheckName(name); err != nil {
 		return Info{}, err

@@ -40,7 +40,6 @@ func busy(pools ...string) gke.Reader {
 	}
 }
 
-// apply plans and applies o.
 func apply(ctx context.Context, c *gke.Client, o gke.Options) error {
 	plan, err := c.Plan(ctx, o)
 	if err != nil {
@@ -147,7 +146,7 @@ func TestEveryKindOfPoolIsMade(t *testing.T) {
 	}
 }
 
-// A node pool without machines is explained. The same command makes it again.
+// The error explains a node pool without machines. The same command makes it again.
 func TestStockout(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	c := gke.New(cloud.GCP, free)
@@ -185,7 +184,7 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// GKE makes one change at a time in some clusters: a refused change is sent again.
+// In some clusters GKE makes one change at a time. A refused change is repeated.
 func TestBusyControlPlane(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	c := gke.New(cloud.GCP, free)
@@ -197,8 +196,7 @@ func TestBusyControlPlane(t *testing.T) {
 	}
 }
 
-// Whenever a command is broken off, before or after a change is carried out, the next one
-// goes on from there.
+// A command may break off at any moment, before or after a change. The next one continues.
 func TestBrokenOffAnywhere(t *testing.T) {
 	for n := range 4 {
 		for _, after := range []bool{false, true} {
@@ -232,7 +230,7 @@ func TestBrokenOffAnywhere(t *testing.T) {
 	}
 }
 
-// Node pools with workloads stay. So do pools of which nobody knows whether they have any.
+// Node pools stay if they have workloads, or may have some.
 func TestWorkloadsKeepTheirPools(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	o := wanted(t, "v5litepod-16", 2)
@@ -285,7 +283,6 @@ func TestClustersOfOthersStay(t *testing.T) {
 	}
 }
 
-// A wait ends at its limit, and names the state.
 func TestSlowCluster(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{Step: time.Hour})
 	jump := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, ContainerEndpoint: cloud.Sim.URL() + "/", Clock: testkit.NewJumpClock()})

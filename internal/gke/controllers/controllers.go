@@ -1,8 +1,8 @@
 // Package controllers installs JobSet and Kueue in a cluster, by server-side apply of the
 // objects that their projects publish, and makes the queue of the slices.
 //
-// An installation that is newer, or that somebody else has made, stays as it is: other
-// workloads rely on it. What multihost needs of it is checked.
+// An installation that is newer, or that somebody else has made, stays as it is, because
+// other workloads rely on it. multihost checks what it needs of it.
 package controllers
 
 import (
@@ -22,16 +22,16 @@ import (
 // A Controller is one of the programs that a cluster needs for workloads.
 type Controller struct {
 	Name       string // "JobSet"
-	Module     string // Go module that has the manifests
+	Module     string // Go module with the manifests
 	Version    string // of the module and of the image
 	Image      string // without version
 	Namespace  string
 	Deployment string
-	APIVersion string // of the kind Kind, which it serves
+	APIVersion string // of its own kind Kind
 	Kind       string
 }
 
-// All returns the controllers in the order in which they are installed.
+// All returns the controllers in the order of installation.
 func All() []Controller {
 	return []Controller{
 		{
@@ -53,8 +53,8 @@ func (c Controller) File() string {
 //go:embed *.json.gz
 var files embed.FS
 
-// Objects returns the objects of c in the order in which they are applied: first those that
-// contain other objects or to which others refer, last those that call the running program.
+// Objects returns the objects of c in the order for apply: first those that contain others
+// or to which others refer, last those that call the running program.
 func (c Controller) Objects() ([]unstructured.Unstructured, error) {
 	packed, err := files.ReadFile(c.File())
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The embedded objects are those of the versions in the table: after a change of a version,
-// go generate ./internal/gke/controllers writes them anew.
+// The embedded objects are those of the table's versions. After a change of a version, go
+// generate ./internal/gke/controllers writes them anew.
 func TestObjectsAreThoseOfTheVersions(t *testing.T) {
 	t.Parallel()
 	for _, c := range controllers.All() {
@@ -74,7 +74,6 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// cluster returns an installer for a cluster of the simulator.
 func cluster(t *testing.T) (controllers.Installer, *kube.Client) {
 	t.Helper()
 	s, err := kubeapi.New(kubeapi.Config{Dir: t.TempDir()})
@@ -86,8 +85,8 @@ func cluster(t *testing.T) (controllers.Installer, *kube.Client) {
 	return controllers.Installer{Client: client, Sink: event.Discard, Clock: testkit.NewFastClock()}, client
 }
 
-// The cluster of the simulator serves JobSet and Kueue from its start, as a cluster does in
-// which somebody else has installed them. Their installation makes every object, once.
+// The simulator's cluster serves JobSet and Kueue from its start, as if somebody else had
+// installed them. Their installation makes every object once.
 func TestInstallation(t *testing.T) {
 	t.Parallel()
 	i, _ := cluster(t)
@@ -150,7 +149,6 @@ func TestQueueOfSlices(t *testing.T) {
 	}
 }
 
-// The queue is that of XPK.
 func TestQueueIsThatOfXPK(t *testing.T) {
 	t.Parallel()
 	ty, err := tpu.ParseType("tpu7x-8")

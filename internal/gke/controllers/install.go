@@ -22,16 +22,15 @@ const readyLimit = 10 * time.Minute
 // A State says what a cluster has of a controller.
 type State struct {
 	Served    bool   // the API server knows its kinds
-	Deployed  bool   // its deployment is where its project puts it
+	Deployed  bool   // its deployment has the usual place
 	Available bool   // the deployment has a pod that answers
 	Ours      bool   // multihost has made the deployment
-	Version   string // "v0.11.1"; "": unknown
+	Version   string // "v0.11.1"; "": not known
 }
 
-// A Verdict is what is done about a controller.
+// A Verdict says what to do about a controller.
 type Verdict string
 
-// The verdicts.
 const (
 	Install Verdict = "create"
 	Upgrade Verdict = "change"
@@ -40,7 +39,7 @@ const (
 	Refuse  Verdict = "conflict"
 )
 
-// Judge decides what is done about a controller, and says why.
+// Judge decides what to do about a controller, and says why.
 func (c Controller) Judge(s State) (Verdict, string) {
 	named := "a version that is not known"
 	if s.Version != "" {
@@ -65,7 +64,7 @@ func (c Controller) Judge(s State) (Verdict, string) {
 	return Keep, named + ", which multihost has not installed"
 }
 
-// older reports whether version a is older than b. A version that cannot be read is not.
+// older reports whether version a is older than b. An unreadable version is not.
 func older(a, b string) bool {
 	left, err := version.ParseSemantic(a)
 	if err != nil {
@@ -74,8 +73,8 @@ func older(a, b string) bool {
 	return left.LessThan(version.MustParseSemantic(b))
 }
 
-// An UnusableError says that a cluster has a controller that multihost cannot use and does
-// not replace.
+// An UnusableError says that a cluster has a controller that multihost can neither use nor
+// replace.
 type UnusableError struct{ Name, Why string }
 
 func (e *UnusableError) Error() string {
@@ -85,7 +84,6 @@ func (e *UnusableError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *UnusableError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint says what to do.
 func (e *UnusableError) Hint() string {
 	return "whoever has installed it has to upgrade it, or to remove it"
 }
@@ -117,7 +115,7 @@ func (i Installer) Look(ctx context.Context, c Controller) (s State, err error) 
 	return s, nil
 }
 
-// get returns an object, or nil if there is none or the server does not know its kind.
+// get returns an object, or nil if it does not exist or the server does not know its kind.
 func (i Installer) get(ctx context.Context, apiVersion, kind, namespace, name string) (*unstructured.Unstructured, error) {
 	k, err := i.Client.Resource(ctx, apiVersion, kind)
 	if err == nil {
@@ -164,9 +162,9 @@ func condition(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
-// Apply installs a controller, or upgrades one that multihost has installed. It does not wait
-// until the controller answers. Apply does not take over fields that somebody else has set:
-// if it had to, kube.Conflict reports true for the error.
+// Apply installs a controller, or upgrades multihost's own installation. It does not wait
+// until the controller answers. It does not take over fields that somebody else has set:
+// kube.Conflict then reports true for the error.
 func (i Installer) Apply(ctx context.Context, c Controller) error {
 	objects, err := c.Objects()
 	if err != nil {
@@ -190,9 +188,8 @@ func (i Installer) Apply(ctx context.Context, c Controller) error {
 	return nil
 }
 
-// ApplyObject makes an object, or changes it so that it has the wanted fields. While a
-// controller starts, the server cannot ask the controller about its objects. ApplyObject
-// then tries again.
+// ApplyObject makes an object, or gives it the wanted fields. While a controller starts,
+// the server cannot ask it about its objects. ApplyObject then retries.
 func (i Installer) ApplyObject(ctx context.Context, o unstructured.Unstructured) error {
 	start := i.Clock.Now()
 	for {
@@ -210,7 +207,7 @@ func (i Installer) ApplyObject(ctx context.Context, o unstructured.Unstructured)
 }
 
 // starting reports whether a server refused an object only because a controller does not
-// answer its questions yet.
+// answer it yet.
 func starting(err error) bool {
 	return strings.Contains(err.Error(), "failed calling webhook") || strings.Contains(err.Error(), "conversion webhook")
 }
@@ -225,7 +222,7 @@ func (i Installer) Await(ctx context.Context, c Controller) error {
 	return i.await(ctx, c.Name, []unstructured.Unstructured{d}, "Available")
 }
 
-// await waits until a condition of all objects is true.
+// await waits until all objects have a condition.
 func (i Installer) await(ctx context.Context, what string, objects []unstructured.Unstructured, kind string) error {
 	start := i.Clock.Now()
 	for {
@@ -262,7 +259,7 @@ func (i Installer) pause(ctx context.Context) error {
 	}
 }
 
-// A SlowError says that a controller does not answer within its limit after it was installed.
+// A SlowError says that a new controller does not answer within its limit.
 type SlowError struct {
 	What, Condition string
 	Limit           time.Duration
@@ -275,7 +272,6 @@ func (e *SlowError) Error() string {
 // Fault returns fault.Temporary.
 func (e *SlowError) Fault() fault.Kind { return fault.Temporary }
 
-// Hint says what to do.
 func (e *SlowError) Hint() string {
 	return "its image may not be fetched, or no CPU node has room for it; the same command goes on waiting"
 }

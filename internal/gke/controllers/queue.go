@@ -12,14 +12,14 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The names of XPK for the queue and for what it writes about a cluster.
+// XPK's names for the queue and for its descriptions of a cluster.
 const (
 	ClusterQueue = "cluster-queue"
 	LocalQueue   = "multislice-queue"
 	namespace    = "default"
 )
 
-// Slices are the slices of a cluster, as its queue and XPK's ConfigMaps describe them.
+// Slices are the slices of a cluster, for its queue and XPK's ConfigMaps.
 type Slices struct {
 	Cluster     string
 	Type        tpu.Type
@@ -31,8 +31,8 @@ type Slices struct {
 
 // Objects returns the objects of the queue: the priorities of workloads, the queue with a
 // quota of all chips, and XPK's ConfigMaps. XPK's command workload create reads there what
-// fits into the cluster. kueue is the version of Kueue's kinds: "v1beta2" or "v1beta1". A
-// cluster without slices has the priorities only.
+// fits into the cluster. kueue is the version of Kueue's kinds: "v1beta2" or "v1beta1". For
+// a cluster without slices, it returns only the priorities.
 func (s Slices) Objects(kueue string) []unstructured.Unstructured {
 	var all []unstructured.Unstructured
 	add := func(apiVersion, kind, namespace, name string, fields map[string]any) {
@@ -77,8 +77,7 @@ func (s Slices) Objects(kueue string) []unstructured.Unstructured {
 	return all
 }
 
-// flavorType returns the accelerator type as a part of a name: the names of objects have no
-// colon.
+// flavorType returns the accelerator type as a part of a name, without colons.
 func (s Slices) flavorType() string {
 	if s.Type.Machine != "" {
 		return s.Type.Machine + "-" + s.Type.Topology
@@ -86,23 +85,22 @@ func (s Slices) flavorType() string {
 	return s.Type.Name
 }
 
-// capacities has XPK's words for the tiers.
+// capacities are XPK's words for the tiers.
 var capacities = map[provision.Tier]string{
 	provision.OnDemand: "ON_DEMAND", provision.Spot: "SPOT", provision.Reserved: "RESERVATION", provision.FlexStart: "FLEX_START",
 }
 
-// Difference says how an object that exists differs from the wanted one.
+// Difference says how an existing object differs from the wanted one.
 type Difference string
 
-// The differences.
 const (
 	Same    Difference = "same"
 	Missing Difference = "missing"
-	Changed Difference = "changed" // multihost has made it, and it has other fields
-	Foreign Difference = "foreign" // somebody else has made it, and it has other fields
+	Changed Difference = "changed" // made by multihost, with other fields
+	Foreign Difference = "foreign" // made by somebody else, with other fields
 )
 
-// KueueVersion returns the version of Kueue's kinds to use: v1beta2 where it is served.
+// KueueVersion returns the version of Kueue's kinds to use: v1beta2 if it is served.
 func (i Installer) KueueVersion(ctx context.Context) (string, error) {
 	_, err := i.Client.Resource(ctx, "kueue.x-k8s.io/v1beta2", "ClusterQueue")
 	switch {
@@ -114,7 +112,7 @@ func (i Installer) KueueVersion(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// Compare compares an object with the one of its name in the cluster.
+// Compare compares an object with the cluster's object of the same name.
 func (i Installer) Compare(ctx context.Context, want unstructured.Unstructured) (Difference, error) {
 	have, err := i.get(ctx, want.GetAPIVersion(), want.GetKind(), want.GetNamespace(), want.GetName())
 	switch {
@@ -130,8 +128,8 @@ func (i Installer) Compare(ctx context.Context, want unstructured.Unstructured) 
 	return Foreign, nil
 }
 
-// contains reports whether have has all fields of want with the same values. Lists are
-// compared item by item.
+// contains reports whether have has all fields of want with the same values. It compares
+// lists item by item.
 func contains(have, want any) bool {
 	switch w := want.(type) {
 	case map[string]any:
