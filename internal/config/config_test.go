@@ -67,7 +67,7 @@ disable_credentials = True
 		env    map[string]string
 		flag   string
 		want   config.Gcloud
-		source map[string]string // part of Source; HOME stands for the directory
+		source map[string]string // part of Source; HOME means the directory
 	}{
 		{story: "active configuration, then properties", want: config.Gcloud{
 			Configuration: "work", Project: "from-work", Account: "ada@example.com", Zone: "us-central2-b", Region: "us-central2",
@@ -281,7 +281,7 @@ func TestATextIsReadWholeOrNotAtAll(t *testing.T) {
 	testkit.Must(t, w.Close())
 }
 
-// FuzzReadEnvFile checks that single quotes mean the same as in a shell.
+// Single quotes mean the same as in a shell.
 func FuzzReadEnvFile(f *testing.F) {
 	for _, s := range []string{"", "a", "a b", "#", "$x", "`x`", "\\", "\"", "a\nb", "é"} {
 		f.Add(s)

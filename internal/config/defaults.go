@@ -19,8 +19,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The files with defaults for flags: one of the project, in the working directory or
-// above it, and one of the user.
+// The project's file of defaults is in the working directory or above it. The user has
+// another one.
 const (
 	ProjectFile = "multihost.yaml"
 	userFile    = "config.yaml"
@@ -36,10 +36,10 @@ func UserFile(lookup Lookup, home string) string {
 	return filepath.Join(dir, "multihost", userFile)
 }
 
-// A Kind says which values a flag takes. Its text can stand after "takes" in a sentence.
+// A Kind is the kind of a flag's values. Its text can stand after "takes" in a sentence.
 type Kind string
 
-// The kinds of flags. An Optional flag is a switch that may have a text as its value.
+// Kinds of flags. An Optional flag is a switch that may have a text as its value.
 const (
 	Text     Kind = "a text"
 	Bool     Kind = "true or false"
@@ -50,8 +50,8 @@ const (
 	Optional Kind = "true, false or a text"
 )
 
-// Check returns an error if text is no value of the kind. It accepts any value of the
-// kinds Text, List and Optional.
+// Check returns an error if text is no value of the kind. Text, List and Optional accept
+// any value.
 func (k Kind) Check(text string) error {
 	var err error
 	switch k {
@@ -72,9 +72,9 @@ func (k Kind) Check(text string) error {
 	return nil
 }
 
-// A Flag holds what files of defaults need to know about a flag of a command.
+// A Flag has what files of defaults need to know of a flag.
 type Flag struct {
-	Names []string // its name, then other spellings
+	Names []string // name, then other spellings
 	Kind  Kind
 	// Paths replaces each local path in a value by the result of place; nil: values
 	// have no paths.
@@ -85,23 +85,23 @@ type Flag struct {
 	Never string
 }
 
-// Named reports whether key is one of the flag's names. A name in lower case may be
-// written with underscores.
+// Named reports whether key is one of the flag's names. A name in lower case may have
+// underscores.
 func (f Flag) Named(key string) bool {
 	return slices.Contains(f.Names, key) || key == strings.ToLower(key) && slices.Contains(f.Names, strings.ReplaceAll(key, "_", "-"))
 }
 
-// A Command is a command of the program with all its flags, including those that every
-// command has.
+// A Command is a command of the program with all its flags, including those of every
+// command.
 type Command struct {
 	Path  string // "run", "qr create"
 	Flags []Flag
 }
 
-// Layer is the kind of source that a value came from.
+// Layer is the kind of a value's source.
 type Layer string
 
-// The layers of values. The first layer that has a value wins.
+// Layers of values. The first layer with a value is used.
 const (
 	CommandLine  Layer = "command line"
 	Environment  Layer = "environment"
@@ -111,19 +111,19 @@ const (
 	BuiltIn      Layer = "built-in default"
 )
 
-// FlagVariable returns the name of the environment variable that sets a flag.
+// FlagVariable returns the name of the environment variable for a flag.
 func FlagVariable(flag string) string {
 	return "MULTIHOST_FLAG_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// A Source says where a value came from.
+// A Source says where a value comes from.
 type Source struct {
 	Layer    Layer  `json:"layer"`
 	Variable string `json:"variable,omitempty"` // environment variable
 	File     string `json:"file,omitempty"`
 	Line     int    `json:"line,omitempty"`
 	Column   int    `json:"column,omitempty"`
-	Profile  string `json:"profile,omitempty"` // the profile that has the value; "": none
+	Profile  string `json:"profile,omitempty"` // profile with the value; "": none
 	Section  string `json:"section,omitempty"` // the command for which it is; "": every command
 	Text     string `json:"text,omitempty"`    // for gcloud: the source in words
 }
