@@ -218,9 +218,9 @@ func (e networkChecks) checkWorkerRules(ctx context.Context, info network.Info, 
 	e.addRule(CheckWorkerRules, Error, fmt.Sprintf("workers in %s cannot reach each other on %s", join(ranges), strings.Join(order, ", ")), info, rule, "-internal", closed[order[0]])
 }
 
-// freeRange returns a range for another subnetwork of a network. Ranges of one network
-// must not overlap. They must also be outside 10.128.0.0/9, which an auto mode network
-// reserves for future regions.
+// freeRange returns a range for another subnetwork of a network. Ranges of one network must
+// not overlap, and must be outside 10.128.0.0/9, which an auto mode network reserves for
+// future regions.
 func freeRange(taken map[string][]netip.Prefix) netip.Prefix {
 	var free netip.Prefix
 	for n := range 1 << 11 { // the /20s of 10.0.0.0/9

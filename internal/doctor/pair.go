@@ -20,13 +20,13 @@ import (
 //go:embed pair.sh
 var pairScript string
 
-// probePorts are the ports that the probes connect to. They are the ports of the
-// coordinator between slices, and of JAX's coordinator before and since version 0.8.1.
+// probePorts are the ports of the probes: of the coordinator between slices, and of JAX's
+// coordinator before and since version 0.8.1.
 var probePorts = []string{"8080", "8081", "8476", "8482"}
 
 // connectLimit limits one connection or packet between workers. pairLimit limits the whole
-// check: the listener on a worker ends by itself after pairLimit. holdLimit limits how long
-// the listener keeps the ports open, because a run that starts meanwhile needs them.
+// check: the listener on a worker ends by itself after it. holdLimit limits how long the
+// listener keeps the ports open, because a run that starts meanwhile needs them.
 const (
 	connectLimit = 5 * time.Second
 	holdLimit    = 10 * time.Second
@@ -69,22 +69,21 @@ func (e pairChecks) checkPairs(ctx context.Context, all []*seen) {
 	e.judgePackets(all, sizes)
 }
 
-// address returns the address at which other workers reach this one.
+// address returns the worker's address for other workers.
 func (e pairChecks) address(s *seen) string {
 	return e.sel.Slices[s.id.Slice].Workers[s.id.Worker].Internal
 }
 
-// A heard says which ports the coordinator listens on, and why it does not listen on
-// others.
+// A heard says on which ports the coordinator listens, and why not on others.
 type heard struct {
-	ports []string // ports on which our listener or another process listens
+	ports []string // ports with a listener, ours or another process
 	why   string   // why nothing can listen
 	early string   // why the listener closed the ports before all had connected, or ""
 }
 
 // listen starts the listener on the coordinator. letGo makes it close the ports. If the
-// listener had closed them before that, letGo returns why. Otherwise it returns "". stop
-// ends the listener with everything that listen started, and leaves nothing behind.
+// listener had already closed them, letGo returns why, otherwise "". stop ends the listener
+// with everything that listen started, and leaves nothing behind.
 func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	nonce := remote.NewNonce()
@@ -118,7 +117,7 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 		return early
 	}
 	stop = func() {
-		_ = session.Stdin().Close() // the listener ends when its input ends
+		_ = session.Stdin().Close() // the listener ends with its input
 		<-ended
 		reading.Wait()
 	}
@@ -132,22 +131,22 @@ func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() 
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(d / time.Second)) }
 
-// busy returns the reason not to start the listener. A run on the worker needs the ports,
-// or may need them in a moment.
+// busy returns the reason not to start the listener: a run on the worker needs the ports,
+// or may soon need them.
 func busy(id tpu.WorkerID) string { return fmt.Sprintf("a run lives or starts on %s", id) }
 
-// mostLine is far above the length of any line of the listener. It is also far above the
-// length of a line that the login's start-up files print before.
+// mostLine is far above the length of any line of the listener, or of the login's start-up
+// files before it.
 const mostLine = 1 << 20
 
-// lines reads an answer line by line, while it arrives.
+// lines reads an answer line by line while it arrives.
 type lines struct {
 	in    *bufio.Reader
 	nonce string
 }
 
-// next returns the fields of the next line. It returns nil if the line is not from the
-// script. At the end of the answer it returns io.EOF.
+// next returns the fields of the next line, or nil for a line that is not the script's. At
+// the end it returns io.EOF.
 func (l lines) next() ([]string, error) {
 	line, err := l.in.ReadSlice('\n')
 	if err != nil {
@@ -160,7 +159,7 @@ func (l lines) next() ([]string, error) {
 	return fields(r), nil
 }
 
-// readHeard reads the listener's output up to the line that says that it is ready.
+// readHeard reads the listener's output up to the report that it is ready.
 func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 	f, err := lines.next()
 	for ; err == nil; f, err = lines.next() {
@@ -188,9 +187,8 @@ func readHeard(lines lines, id tpu.WorkerID) (h heard) {
 	return h
 }
 
-// readClosed reads the listener's output up to the line that says that it closed the ports.
-// If the listener did so before it got the order, readClosed returns why. Otherwise it
-// returns "".
+// readClosed reads the listener's output up to the report that it closed the ports. If it
+// did so before the order, readClosed returns why, otherwise "".
 func readClosed(lines lines, id tpu.WorkerID) (early string) {
 	f, err := lines.next()
 	for ; err == nil; f, err = lines.next() {
@@ -211,7 +209,7 @@ func readClosed(lines lines, id tpu.WorkerID) (early string) {
 	return fmt.Sprintf("%s: what listened there has ended", id)
 }
 
-// targets returns the targets that worker i has to reach, as arguments of the script.
+// targets returns the targets of worker i, as arguments of the script.
 func (e pairChecks) targets(all []*seen, i int, h heard) []string {
 	var words []string
 	if i > 0 {
@@ -229,8 +227,8 @@ func (e pairChecks) targets(all []*seen, i int, h heard) []string {
 	return words
 }
 
-// next returns the index of the worker with the same number in the next slice. If there is
-// only one slice, it returns the index of the next worker.
+// next returns the index of the worker with the same number in the next slice. With one
+// slice, it returns the index of the next worker.
 func (e pairChecks) next(all []*seen, i int) int {
 	count := len(e.sel.Slices)
 	if count == 1 {
@@ -246,7 +244,7 @@ func (e pairChecks) next(all []*seen, i int) int {
 	return 0
 }
 
-// probed holds the results of one worker's probes.
+// probed has the results of one worker's probes.
 type probed struct {
 	ports map[string]string   // by port: ok, refused, timeout, …
 	sizes map[string][]string // by target: ok | small MTU | lost | silent | unknown WHY
@@ -254,8 +252,8 @@ type probed struct {
 	err   error
 }
 
-// probe sends packets from one worker to targets. size is the size of a packet in bytes.
-// With size 0, probe connects to the ports of the targets instead.
+// probe sends packets of size bytes from one worker to targets. With size 0 it connects to
+// the targets' ports instead.
 func (e pairChecks) probe(ctx context.Context, s *seen, size int, targets []string) (p probed) {
 	if len(targets) == 0 {
 		return p
@@ -283,8 +281,8 @@ func (e pairChecks) probe(ctx context.Context, s *seen, size int, targets []stri
 	return p
 }
 
-// mtu returns the largest packet size of this worker: the MTU of its network, else of its
-// interface. It is 0 if neither is known.
+// mtu returns the largest packet size of this worker: the MTU of its network, or else of
+// its interface, or 0 if neither is known.
 func (s *seen) mtu() int {
 	r, _ := s.setting("mtu")
 	for _, text := range []string{r.Want, r.Before} {
@@ -308,7 +306,7 @@ func (e pairChecks) judgePorts(first *seen, all []*seen, h heard, results []prob
 			unknown.add("not checked: "+cause(p.err), s.id)
 			continue
 		}
-		bad := map[string][]string{} // ports by how they failed
+		bad := map[string][]string{} // ports by failure
 		for _, port := range h.ports {
 			if how := p.ports[port]; how != "ok" {
 				bad[how] = append(bad[how], port)
@@ -341,8 +339,7 @@ func (e pairChecks) judgePorts(first *seen, all []*seen, h heard, results []prob
 	}
 }
 
-// showFilters lists everything on a worker that may drop packets. It uses the tools that
-// are installed.
+// showFilters lists everything on a worker that may drop packets, with the installed tools.
 const showFilters = `for c in "nft list ruleset" "iptables -S" "ip rule" "tc -s filter show dev $(ip -o -4 route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q') ingress"; do type ${c%% *} >/dev/null 2>&1 && $c; done; true`
 
 func (e pairChecks) judgePackets(all []*seen, results []probed) {

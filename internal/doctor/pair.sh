@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Tests paths between workers. It changes nothing, needs no rights, and leaves nothing
+# Tests paths between workers. It changes nothing, needs no permissions, and leaves nothing
 # behind. The listener ends when its standard input ends, and after LIMIT seconds at the
 # latest.
 #
@@ -12,10 +12,9 @@
 #                                    not be fragmented; with SIZE 0 it connects to
 #                                    the ports instead
 #
-# A run listens on the same ports. The listener therefore does not open them while
-# a run holds the lock of the worker. It closes them at the first line of input,
-# when a run takes the lock, or after HOLD seconds. The UDP port stays open, because
-# no run uses UDP there.
+# A run listens on the same ports. So the listener does not open them while a run holds the
+# lock of the worker. It closes them at the first line of input, when a run takes the lock,
+# or after HOLD seconds. The UDP port stays open, because no run uses UDP there.
 #
 # Lines of the answer, with fields separated by tabs:
 #   busy | listening PORT | taken PORT REASON | ready
@@ -151,8 +150,8 @@ connect() {
   esac
 }
 
-# ping_size NAME ADDRESS: tests the packet size with ping. It fails if ping gives no
-# result.
+# ping_size NAME ADDRESS: tests the packet size with ping. It fails without a result of
+# ping.
 ping_size() {
   local out
   have ping || return 1
@@ -167,7 +166,7 @@ ping_size() {
   elif timeout -k 1 "$limit" ping -n -c 3 -i 0.3 -W 1 "$2" >/dev/null 2>&1; then
     say_fields size "$1" lost
   else
-    return 1 # echo requests may be filtered
+    return 1 # a firewall may drop echo requests
   fi
 }
 

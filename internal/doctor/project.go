@@ -19,10 +19,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// projectChecks are the checks of the project, the key and the slices that exist.
+// projectChecks are the checks of the project, the key and the existing slices.
 type projectChecks struct{ *examination }
 
-// checkKey loads the SSH key.
 func (e projectChecks) checkKey() {
 	id, err := e.Key()
 	if err == nil {
@@ -45,8 +44,8 @@ func (e projectChecks) checkKey() {
 	e.add(f)
 }
 
-// zoneRefusal returns the error of the API that is to make slices if it does not know the
-// zone; nil if it knows the zone or does not tell.
+// zoneRefusal returns the error for a zone that the wanted slices' API does not know. It
+// returns nil if the API knows the zone or does not say.
 func (e projectChecks) zoneRefusal(ctx context.Context) error {
 	if e.Cloud == nil || e.Provider == nil || e.Cluster != nil {
 		return nil
@@ -127,8 +126,8 @@ type api struct {
 	level     Level // level of the finding if the API is not enabled
 }
 
-// apis returns the APIs that this user's commands need. It leaves out Cloud Quotas, because
-// only doctor uses it.
+// apis returns the APIs that this user's commands need, without Cloud Quotas, which only
+// doctor uses.
 func (e projectChecks) apis() []api {
 	list := []api{
 		{"tpu.googleapis.com", "every command", Error},
@@ -172,8 +171,8 @@ func (e projectChecks) apiMissing(a api) {
 		Cure: remote.CommandLine("gcloud", "services", "enable", a.name, "--project="+e.Project.Value)})
 }
 
-// If Service Usage does not answer, askAPIs calls each API to find out whether it is
-// enabled. why is the error of Service Usage.
+// askAPIs calls each API to find out whether it is enabled, if Service Usage does not
+// answer. why is the error of Service Usage.
 func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	calls := map[string]error{}
 	_, calls["tpu.googleapis.com"] = e.Provider.Slices(ctx)
@@ -191,15 +190,15 @@ func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	}
 }
 
-// A permission is a right that commands need, with the commands that need it.
+// A permission has the commands that need it.
 type permission struct {
 	name  string
 	uses  []string
 	level Level
 }
 
-// permissions returns the rights that this user's commands need, each once. Some are for
-// networks. The others are for the providers of the slices that are wanted or examined.
+// permissions returns the permissions that this user's commands need, without duplicates:
+// for networks, and for the providers of the wanted or examined slices.
 func (e projectChecks) permissions() []permission {
 	const networkUsers = "network update, network delete and gc"
 	var list []permission
@@ -241,9 +240,8 @@ func (e projectChecks) permissions() []permission {
 	return list
 }
 
-// providerPermissions returns the rights that the providers of the slices need, and whether
-// the Cloud TPU API is one of them. Commands look for slices in the Cloud TPU API in any
-// case.
+// providerPermissions returns the permissions for the slices' providers, and whether the
+// Cloud TPU API is one of them. Commands always look for slices in the Cloud TPU API.
 func (e projectChecks) providerPermissions() (list []provision.Permission, onCloudAPI bool) {
 	onCloudAPI = true
 	if p, ok := provision.As[provision.Permitted](e.Provider); ok {
@@ -331,11 +329,11 @@ func (e projectChecks) grant(role string) string {
 	return fmt.Sprintf("gcloud projects add-iam-policy-binding %s %s --role=%s", e.Project.Value, member, role)
 }
 
-// findSlices finds the slices that the prefix names, or the hosts. It returns false if
-// there are no slices to examine.
+// findSlices finds the slices of the prefix, or the hosts. It returns false if there is
+// nothing to examine.
 func (e projectChecks) findSlices(ctx context.Context) bool {
 	if e.Hosts != nil {
-		all, _ := e.Hosts.Slices(ctx) // it never fails
+		all, _ := e.Hosts.Slices(ctx) // never fails
 		e.sel = tpu.Selection{Slices: all}
 		return true
 	}
@@ -434,15 +432,15 @@ func (e projectChecks) checkQuota(ctx context.Context) {
 	e.judgeQuota(wanted, unit, need, rows, held, dead)
 }
 
-// A quotaRow is a quota that limits the slices that are wanted.
+// A quotaRow is a quota that limits the wanted slices.
 type quotaRow struct {
 	id, tier, where string
-	uses            string // the tier of the slices that count in it
+	uses            string // tier of the slices that use it
 	limit           int64
-	unset           bool // it has no limit of its own; limit is then a value that users have reported
+	unset           bool // it has no limit of its own; limit is then a value from users' reports
 }
 
-// quotaRows returns the quotas that limit the slices that are wanted.
+// quotaRows returns the quotas that limit the wanted slices.
 func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
 	if e.onCompute() {
 		return computeRows(quotas, e.Type.Generation, e.Zone.Value)
@@ -457,13 +455,12 @@ func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
 	return rows
 }
 
-// While nobody has set the quota for spot and flex-start, a project may use unsetSpot chips
-// of v6e, as a user has reported. For on demand, the number is 0.
+// A project may use unsetSpot chips of v6e if nobody has set the quota for spot and
+// flex-start, according to a user. For on demand, the number is 0.
 const unsetSpot = 1536
 
 // computeRows returns the quotas of Compute Engine that limit slices of a generation in a
-// zone. Flex-start uses the quota of spot. If there is none, it uses the quota of on
-// demand.
+// zone. Flex-start uses the quota of spot, or if there is none, of on demand.
 func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []quotaRow) {
 	for _, q := range quotas {
 		own, tier, family, ok := computeQuota(q, g)
@@ -501,21 +498,20 @@ func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []
 	return rows
 }
 
-// catalog returns what Compute Engine offers for the slices that are wanted. ok is false if
-// the Cloud TPU API makes these slices.
+// catalog returns what Compute Engine offers for the wanted slices. ok is false if the
+// Cloud TPU API makes them.
 func (e projectChecks) catalog() (c provision.Catalog, ok bool) {
 	return provision.As[provision.Catalog](e.Provider)
 }
 
-// onCompute reports whether Compute Engine makes the slices that are wanted.
+// onCompute reports whether Compute Engine makes the wanted slices.
 func (e projectChecks) onCompute() bool {
 	_, ok := e.catalog()
 	return ok
 }
 
-// quotaAPI returns the API whose quota limits the slices that are wanted. The Cloud TPU API
-// and Compute Engine have a quota each. Slices of one do not count in the quota of the
-// other.
+// quotaAPI returns the API whose quota limits the wanted slices. The Cloud TPU API and
+// Compute Engine have separate quotas.
 func (e projectChecks) quotaAPI() string {
 	if e.onCompute() {
 		return "compute.googleapis.com"
@@ -523,7 +519,7 @@ func (e projectChecks) quotaAPI() string {
 	return "tpu.googleapis.com"
 }
 
-// quotaUnit returns the unit of the quota, and how many units one chip counts.
+// quotaUnit returns the unit of the quota, and the number of units for one chip.
 func (e projectChecks) quotaUnit() (unit string, each int) {
 	if e.Type.Generation.CountsCores && !e.onCompute() {
 		return "cores", 2
@@ -532,11 +528,11 @@ func (e projectChecks) quotaUnit() (unit string, each int) {
 }
 
 // computeQuota returns the part of a quota of Compute Engine that limits slices of a
-// generation, and its tier. family is the dimension that names the generation. ok is false
-// if the quota is for something else.
+// generation, and its tier. family is the dimension of the generation. ok is false if the
+// quota is for something else.
 //
-// Users of v5p and v6e have reported these ids, in two forms. There is one quota for all
-// families, with a dimension for each, or one quota for each generation.
+// Users of v5p and v6e have reported these ids, in two forms: one quota for all families,
+// with a dimension for each, or one quota for each generation.
 func computeQuota(q gcp.QuotaInfo, g tpu.Generation) (own gcp.QuotaInfo, tier, family string, ok bool) {
 	id, spot := strings.CutPrefix(strings.ToUpper(q.ID), "PREEMPTIBLE-")
 	tier = "on demand"
@@ -558,8 +554,8 @@ func computeQuota(q gcp.QuotaInfo, g tpu.Generation) (own gcp.QuotaInfo, tier, f
 	return own, tier, ",tpu_family=" + g.ComputeQuota, true
 }
 
-// quotaFor reports whether the quota of the TPU API with this id limits slices of a
-// type, and for which tier.
+// quotaFor reports whether the TPU API's quota with this id limits slices of a type, and
+// for which tier.
 func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 	family := t.Generation.Quota
 	if family == "" || !strings.HasPrefix(id, family) || !strings.Contains(id, "PerProject") {
@@ -571,7 +567,7 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 		if strings.Contains(kind, "Pod") != (t.Workers > 1) {
 			return "", false
 		}
-	case "v5e": // small slices, which may be for serving, also have a quota of their own
+	case "v5e": // small slices, perhaps for serving, also have a quota of their own
 		if !strings.Contains(kind, "Litepod") || strings.Contains(kind, "Serving") && t.Chips > 8 {
 			return "", false
 		}
@@ -590,7 +586,7 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 
 // held returns how much of the zone's quotas the project uses for slices and requests of
 // the generation, by tier. dead are the requests that are FAILED or SUSPENDED. held counts
-// only slices and requests of the API that is to make the wanted slices.
+// only slices and requests of the wanted slices' API.
 func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
 	all, err := e.Provider.List(ctx)
 	if err != nil {
@@ -692,7 +688,7 @@ func (e projectChecks) judgeQuota(wanted, unit string, need int64, rows []quotaR
 	e.add(f)
 }
 
-// checkMachine checks that the zone offers the machine type of the slices that are wanted.
+// checkMachine checks that the zone has the machine type of the wanted slices.
 func (e projectChecks) checkMachine(ctx context.Context) {
 	c, ok := e.catalog()
 	if !ok || e.Type.Name == "" {
@@ -713,7 +709,7 @@ func (e projectChecks) checkMachine(ctx context.Context) {
 	}
 }
 
-// checkImage checks that there is a boot image for the slices that are wanted.
+// checkImage checks that the wanted slices have a boot image.
 func (e projectChecks) checkImage(ctx context.Context) {
 	c, ok := e.catalog()
 	if !ok || e.Type.Name == "" {
@@ -727,7 +723,7 @@ func (e projectChecks) checkImage(ctx context.Context) {
 	e.ok(CheckImage, "the newest one is %s", name)
 }
 
-// checkReservation checks that the slices that are wanted can use the reservation.
+// checkReservation checks that the wanted slices can use the reservation.
 func (e projectChecks) checkReservation(ctx context.Context) {
 	p, ok := provision.As[provision.Reserver](e.Provider)
 	if !ok || e.Reservation == "" || e.Type.Name == "" {

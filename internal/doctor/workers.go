@@ -27,31 +27,31 @@ import (
 //go:embed facts.sh
 var factsScript string
 
-// Values beyond these limits are reported.
+// Limits beyond which a value is reported.
 const (
 	clockLimit = 10 * time.Second // clock offset at which certificates and tokens are refused
 	slowTrip   = time.Second
 	scarce     = 10 // less than 1/scarce of a disk is free
 )
 
-// lookLimit limits the time of all checks on one worker. It is long because Python reads
-// its packages from a disk that may be busy.
+// lookLimit limits all checks on one worker. It is long because Python reads its packages
+// from a disk that may be busy.
 const lookLimit = 90 * time.Second
 
-// A seen holds the results of the checks on one worker.
+// A seen has the results of the checks on one worker.
 type seen struct {
 	id   tpu.WorkerID
 	conn remote.Conn
 
-	trip     time.Duration // time that one command takes
+	trip     time.Duration // duration of one command
 	offset   time.Duration // offset of the clock
 	facts    map[string]string
 	tools    []string
 	report   preflight.Report
 	holders  []launch.Process
-	wrongMTU bool // the interface has a wrong MTU, and this was reported
+	wrongMTU bool // the interface has a wrong MTU, which was reported
 
-	blind string // why processes of other users cannot be seen
+	blind string // why processes of other users are invisible
 	errs  map[string]error
 }
 
@@ -83,12 +83,12 @@ func (e *examination) emit(f *finder, check string, level Level, cure func(text 
 	}
 }
 
-// fine adds the finding of a check that passed.
+// fine adds the finding of a successful check.
 func (e *examination) fine(check string, ids []tpu.WorkerID, format string, args ...any) {
 	e.add(Finding{Check: check, Level: OK, Workers: tpu.Fold(ids), count: len(ids), Text: fmt.Sprintf(format, args...)})
 }
 
-// target returns the flag that names the slices or the machines, for commands to type.
+// target returns the flag that names the slices or the hosts, for commands to type.
 func (e *examination) target() string {
 	if e.Hosts != nil {
 		return "--hosts=" + e.Hosts.String()
@@ -109,7 +109,6 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 	return remote.CommandLine(append(line, "--")...) + " " + remote.CommandLine(words...)
 }
 
-// workerChecks are the checks of each worker.
 type workerChecks struct{ *examination }
 
 func (e workerChecks) checkWorkers(ctx context.Context) {
@@ -151,8 +150,8 @@ func (e workerChecks) checkWorkers(ctx context.Context) {
 	pairChecks(e).checkPairs(ctx, all)
 }
 
-// checkLogin reports whether and how the workers accept the key. It returns the login
-// for each slice, by the slice's name, and the indexes of the slices that accept the key.
+// checkLogin reports whether and how the workers accept the key. It returns the login for
+// each slice, by name, and the indexes of the slices that accept the key.
 func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string, open map[int]bool) {
 	logins, open = map[string]string{}, map[int]bool{}
 	if e.Hosts != nil {
@@ -211,12 +210,12 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 	return logins, open
 }
 
-// login returns the key and the login whose access is examined.
+// login returns the key and the login to examine.
 func (e workerChecks) login() provision.Login {
 	return provision.Login{Name: e.Login, PublicKey: e.key.PublicKey(), Account: e.LoginAccount}
 }
 
-// door returns whether and how a slice accepts the key. If the provider cannot say it, the
+// door returns whether and how a slice accepts the key. If the provider does not know, the
 // key counts as accepted.
 func (e workerChecks) door(ctx context.Context, s tpu.Slice) (provision.Door, error) {
 	keeper, ok := provision.As[provision.Doorkeeper](e.Provider)
@@ -235,7 +234,7 @@ func hint(err error) string {
 	return ""
 }
 
-// look examines, at the same time, all workers that were reached.
+// look examines all workers with a connection at the same time.
 func (e workerChecks) look(ctx context.Context, visit *workers.Visit) []*seen {
 	var all []*seen
 	for _, w := range visit.Workers {
@@ -256,7 +255,7 @@ func (e workerChecks) look(ctx context.Context, visit *workers.Visit) []*seen {
 	return all
 }
 
-// expectedMTU returns the MTU of the slices' network, or 0 if it is not known.
+// expectedMTU returns the MTU of the slices' network, or 0 if not known.
 func (e workerChecks) expectedMTU(ctx context.Context) int {
 	if e.Networks == nil || len(e.sel.Slices) == 0 || e.sel.Slices[0].Network == "" {
 		return 0
@@ -278,7 +277,7 @@ func (e workerChecks) preflightFor(id tpu.WorkerID, mtu int) preflight.Options {
 	return o
 }
 
-// examine makes the checks of one worker. Errors of single checks are in s.errs.
+// examine makes the checks of one worker. s.errs has the errors of single checks.
 func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	begin := time.Now()
 	_, err := s.conn.Run(ctx, remote.Cmd{Line: "true", ReadOnly: true})
@@ -303,7 +302,7 @@ func (s *seen) examine(ctx context.Context, o preflight.Options) {
 	s.errs[CheckVersions], s.errs[CheckSettings], s.errs[CheckHolders] = facts, settings, holders
 }
 
-// fields returns the word of a record and its fields, separated by tabs.
+// fields returns the word of a record and its fields, which tabs separate.
 func fields(r remote.Record) []string {
 	words := []string{r.Word}
 	if text := strings.ToValidUTF8(r.Rest, "\uFFFD"); text != "" {
@@ -312,8 +311,8 @@ func fields(r remote.Record) []string {
 	return words
 }
 
-// whole returns the fields of the records of an answer. ok reports whether the answer is
-// complete, which its last line shows.
+// whole returns the fields of the records of an answer. ok reports whether the answer has
+// its last line, so is complete.
 func whole(a *remote.Answer) (all [][]string, ok bool) {
 	for _, r := range a.Records() {
 		if r.Word == "end" {
@@ -348,7 +347,7 @@ func readFacts(ctx context.Context, conn remote.Conn) (facts map[string]string, 
 	return facts, tools, nil
 }
 
-// judgeSSH reports which workers were reached, and how long a command takes there.
+// judgeSSH reports which workers were reached, and the duration of a command there.
 func (e workerChecks) judgeSSH(visit *workers.Visit, all []*seen) {
 	failed := &finder{}
 	cures := map[string]error{}
@@ -425,7 +424,7 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 			var asked []string
 			var errs []error
 			for _, s := range e.sel.Slices {
-				s.Metadata = nil // read it again: another writer may have changed it
+				s.Metadata = nil // read it again, because another writer may have changed it
 				_, _, err := e.Provider.Admit(ctx, s, e.login())
 				asked, errs = append(asked, s.Name), append(errs, err)
 			}
@@ -506,7 +505,7 @@ func (e workerChecks) judgeClocks(all []*seen) {
 	everybody := len(off.texts) == 1 && len(fine) == 0 && len(all) > 1
 	e.emit(off, CheckClock, Warning, func(_ string, ids []tpu.WorkerID) string {
 		if everybody {
-			return "sudo systemctl restart chrony" // the clock of this machine is wrong
+			return "sudo systemctl restart chrony" // this machine's clock is wrong
 		}
 		return e.exec(ids, true, "systemctl", "restart", "chrony")
 	})
@@ -648,7 +647,7 @@ func (e workerChecks) judgeSettings(all []*seen) {
 		}
 	}
 	e.emit(unknown, CheckSettings, Unknown, nil)
-	// Every start sets them, so it is fine that they are not set yet.
+	// Every start sets them, so it is no fault that they are not set yet.
 	e.emit(wrong, CheckSettings, OK, nil)
 	if len(wrong.texts) == 0 && len(fine) > 0 {
 		e.fine(CheckSettings, fine, "as training wants them")
@@ -660,8 +659,7 @@ func (e workerChecks) judgeSettings(all []*seen) {
 	}
 }
 
-// mtuWrong adds the finding for a worker whose interface does not have the MTU of its
-// network.
+// mtuWrong adds the finding for a worker whose interface has another MTU than its network.
 func (e workerChecks) mtuWrong(s *seen, r preflight.Result) {
 	device, rest, _ := strings.Cut(r.Reason, " has mtu ")
 	if rest == "" || strings.ContainsAny(device, " /") {
@@ -703,8 +701,8 @@ func (e workerChecks) judgeDisks(all []*seen) {
 		if strings.Contains(text, "/tmp") {
 			return e.exec(ids, false, "bash", "-c", "df -h /tmp; du -xsh /tmp/* | sort -h | tail")
 		}
-		// The store only saves transfers, so it can be deleted. The rest of the home
-		// is not ours to delete.
+		// The store only saves transfers, so it may be deleted. We must not delete anything
+		// else in the home.
 		return e.exec(ids, false, "bash", "-c", "rm -rf ~/.multihost/store; df -h ~; du -xsh ~/* | sort -h | tail")
 	})
 	if len(fine) > 0 {
@@ -767,8 +765,8 @@ func (e workerChecks) judgeVersions(all []*seen) {
 	}
 }
 
-// unlike adds the finding for a version that differs between workers. The version that most
-// workers have counts as the right one.
+// unlike adds the finding for a version that differs between workers. The most frequent
+// version counts as the right one.
 func (e workerChecks) unlike(name string, values *finder) {
 	most := values.texts[0]
 	var parts []string
