@@ -24,7 +24,7 @@ func (s speaker) Run(_ context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, nil
 }
 
-// A worker's answer may have lines that have no visible word.
+// A worker's answer may have lines without a visible word.
 func TestALineOfSpaces(t *testing.T) {
 	t.Parallel()
 	const spaces, held = "\u2003 \u3000", "lease yes 60 0 5 never 0"

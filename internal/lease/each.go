@@ -13,11 +13,10 @@ import (
 )
 
 // Each calls arm for all workers at the same time. It sends the agent to the workers that
-// lack it, and calls arm for them again. A nil workers[i] is skipped. pass may be nil. If
-// pass is not nil, Each calls it with one agent and the numbers of the workers that lack
-// this agent. pass lets these workers pass the agent on to each other where that saves
-// time. Each sends the agent from here to the workers that still lack it. The errors are
-// aligned with workers.
+// lack it, and calls arm for them again. It skips a nil workers[i]. If pass is not nil,
+// Each calls it with one agent and the numbers of the workers that lack it. With pass,
+// these workers pass the agent on to each other, if that is faster. Each sends the agent
+// from this machine to the workers that still lack it. errs[i] belongs to workers[i].
 func Each(ctx context.Context, workers []remote.Runner, agents program.Set, pass func(ctx context.Context, agent program.Program, lacking []int), arm func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(workers))
 	each := func(which []int, f func(i int) error) {
@@ -60,7 +59,7 @@ func ArmOne(ctx context.Context, r remote.Runner, agents program.Set, t Terms) e
 	})
 }
 
-// RenewOne does what Renew does, and sends the agent if the worker lacks it.
+// RenewOne is Renew that sends the agent if the worker lacks it.
 func RenewOne(ctx context.Context, r remote.Runner, agents program.Set, run string, silent time.Duration) (held Held, err error) {
 	err = bring(ctx, r, agents, func() error {
 		held, err = Renew(ctx, r, agents.Sums(), run, silent)

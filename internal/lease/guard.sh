@@ -1,14 +1,13 @@
 # shellcheck shell=bash disable=SC2154 # vm.sh of package gcp, place.sh of package program, text.sh and $sums stand before this text
-# The startup script of a job's slices, which root runs at every boot. It starts the watch
-# of multihost-agent if root keeps the program. Otherwise it guards the slices until a
-# runner brings the program, and then the watch takes its place. It cannot fetch the
-# program: a job with a runner has no bucket, and metadata has room for only a tenth of the
-# program. If the program cannot be run at all, the guard is the last resort. So it needs
-# only curl and the programs of every image, and no Python, which a user's own image may
-# lack. It knows fewer cases than the watch. In a case that it does not know, the slices
-# stay until their time to live has passed.
+# The startup script of a job's slices, which root runs at every boot. If root keeps
+# multihost-agent, the script starts its watch. Otherwise it guards the slices until a
+# runner brings the program. It cannot fetch the program: a job with a runner has no bucket,
+# and metadata has room for only a tenth of the program. If the worker cannot run the
+# program at all, the guard is the last resort. So it needs only curl and the programs of
+# every image, and no Python, which a user's own image may lack. It knows fewer cases than
+# the watch. In an unknown case, the slices stay until their time to live has passed.
 #
-# The terms are in the attribute multihost-lease. Every login can write a lease file, so its
+# The attribute multihost-lease has the terms. Every login can write a lease file, so its
 # contents are never evaluated.
 set -u
 shopt -s execfail
@@ -19,12 +18,12 @@ own=${HOME:-/root}/.multihost/lease
 
 # Times are in seconds; 0 means never.
 run='' peers='' nodes='' total=1 adopt=0 lease=0 hold=0 ttl=0 asked=0 grace=0 keep=never keep_for=0 look=20
-adopted=no # yes, permanently, once a runner has come or a command has run here
+adopted=no # yes, for ever, once a runner has come or a command has run here
 deletions=()
 
 note() { printf '%(%FT%TZ)T multihost: %s\n' -1 "$*"; }
 
-# terms reads lines KEY=VALUE from stdin. It sets the run only if none is known.
+# terms reads lines KEY=VALUE from stdin. It sets the run only if no run is known.
 terms() {
   local key value
   local -a all=()
@@ -45,8 +44,8 @@ terms() {
 }
 
 # take_agent succeeds if root keeps the program. It first copies the program if a runner's
-# login has put it into the index. If the program cannot be run, the guard tries it again
-# after 10 minutes, or when another login has put it there.
+# login has put it into the index. If the program cannot run, the guard tries again after 10
+# minutes, or when another login has put it there.
 offered=none offered_at=0
 take_agent() {
   local sum file offer
@@ -96,9 +95,9 @@ guard() {
   done
 }
 
-# observe sets state: running if a command lives here, awaited if a runner may start one. It
-# keeps the newest lease for after a reboot. Its times count from the boot, so a change of
-# the clock does not change them.
+# observe sets state: running if a command is active here, awaited if a runner may start
+# one. It keeps the newest lease for after a reboot. Its times count from the boot,
+# independent of the clock.
 observe() {
   local file newest='' sight was=$adopted
   read -r up _ </proc/uptime
@@ -128,14 +127,13 @@ observe() {
   fi
 }
 
-# share tells the other workers the state when it has changed, and every 10 minutes.
+# share tells the other workers the state after a change, and every 10 minutes.
 share() {
   if ((total < 2)) || [[ $state == "$told" ]] && ((up - told_at < 600)); then return; fi
   if attribute lease "run=$run state=$state at=$EPOCHSECONDS"; then told=$state told_at=$up; fi
 }
 
-# due succeeds if, as far as this worker knows, the slices are to be deleted. It sets
-# reason.
+# due succeeds if this worker thinks that the slices are to be deleted. It sets reason.
 due() {
   local limit=$((lease > hold ? lease : hold)) begin=$((asked == 0 || asked > born ? born : asked))
   if ((ttl && EPOCHSECONDS >= begin + ttl)); then
@@ -153,8 +151,8 @@ due() {
   fi
 }
 
-# others_ended succeeds if no other worker reports a command that runs or is to run there. A
-# worker without a report may still run one. If no runner has come here, no worker runs one.
+# others_ended succeeds if no other worker reports a command that is active or may start. A
+# worker without a report may still have one. If no runner has come here, no worker has one.
 others_ended() {
   local node text spoke workers
   local -a all said
@@ -175,7 +173,7 @@ others_ended() {
         kept) return 1 ;; # at any age: that worker's watch has ended
         running | awaited)
           if ((EPOCHSECONDS - 10#${BASH_REMATCH[2]} <= 1800)); then
-            again=$((up + (total < 200 ? 3 * total : 600))) # every worker asks each of the others
+            again=$((up + (total < 200 ? 3 * total : 600))) # every worker asks all others
             return 1
           fi
           ;;
@@ -189,10 +187,10 @@ others_ended() {
   done
 }
 
-# ask SLICE reads the reports of the workers of a slice into the array said. If the VMs of
-# the slice are listed, it sets workers to the number of VMs on which a command can run.
-# $peers says how to do that; it is JSON, Peers of package agent. If ask cannot find out, it
-# fails, and $why has the reason. $status is 404 if there is no such slice.
+# ask SLICE reads the reports of the workers of a slice into the array said. If the slice
+# has a list of its VMs, ask sets workers to the number of VMs that can run a command.
+# $peers says how to ask: JSON, Peers of package agent. If ask fails, $why says why. $status
+# is 404 if the slice does not exist.
 ask() {
   local key list='' names='' states='' idle='' more='' read='' body='' told='' name i
   local -a strings vms=()
@@ -216,7 +214,7 @@ ask() {
     if [[ ! $name || ! ${strings[i]-} || " $idle " == *" ${strings[i]} "* ]]; then continue; fi
     workers=$((workers + 1))
     name=${read//\{vm\}/$name}
-    if ! hear "${name//\{slice\}/$1}" && [[ $status != 404 ]]; then return 1; fi # 404: it has no report
+    if ! hear "${name//\{slice\}/$1}" && [[ $status != 404 ]]; then return 1; fi # 404: the VM has no report
   done
   status=200
 }
@@ -232,9 +230,8 @@ hear() {
   said+=("${strings[@]}")
 }
 
-# delete requests the deletion at a random time, if no command runs anywhere. It fails if
-# the slices are another run's. Usually the first worker that deletes does it for all
-# workers.
+# delete requests the deletion at a random time, if no command is active anywhere. It fails
+# if the slices belong to another run. Usually the first worker deletes for all workers.
 delete() {
   local ours=yes
   sleep "$((RANDOM % (total < 600 ? total : 600))).$((RANDOM % 1000))" 8<&-
@@ -255,6 +252,6 @@ if [[ ${1-} == guard ]]; then
 fi
 (umask 077 && mkdir -p -- "$own")
 if take_agent && "$agent" lease boot; then exit; fi # otherwise the guard tries again
-# Startup scripts have to end, so the guard is a process of its own.
+# Startup scripts must end, so the guard is a process of its own.
 text=$(<"$0")
 cd / && exec setsid --fork bash --norc --noprofile -p -c "$text" multihost-guard guard </dev/null >/dev/null 2>&1

@@ -1,58 +1,57 @@
 // Package lease makes the workers of a job delete its slices when they no longer
 // hear from the machine that started the job.
 //
-// A watch runs on every worker, independent of any connection. The watch is multihost-agent
-// (package watch). [Arm] brings it there over SSH and starts it. Before the first runner
-// connects, the startup script of the slices guards them (guard.sh). It knows the same
-// limits, and makes way for the watch as soon as a runner has brought the agent. After a
-// reboot it starts the watch at once. With the VM's own token, the watch or the guard
-// deletes the queued resource when
+// A watch of multihost-agent (package watch) runs on every worker, and needs no connection.
+// [Arm] brings it there over SSH and starts it. Before the first runner connects, the
+// startup script of the slices guards them (guard.sh). It knows the same limits, and the
+// watch replaces it as soon as a runner has brought the agent. After a reboot it starts the
+// watch at once. The watch or the guard deletes the queued resource with the VM's own token
+// in three cases:
 //
-//   - no runner has come to any worker within a given time of its boot;
-//   - nobody has renewed the lease for its time, and no command has run on any worker in
-//     that time, according to the guest attributes of the other workers; or
-//   - the time to live of the slices has passed, even if a command runs.
+//   - No runner has come to any worker within a given time after its boot.
+//   - Nobody has renewed the lease in time, and in that time no command was active on any
+//     worker, according to the guest attributes of the other workers.
+//   - The time to live of the slices has passed, even if a command is active.
 //
-// The promises are
+// The promises:
 //
-//   - the watch reads each part of a resource before it deletes it, and leaves it alone if
-//     it does not have the label of the run. It still deletes the other parts;
-//   - while a command runs anywhere, an expired lease deletes nothing, even if it is very
-//     old. The worker decides whether a command runs, not the runner;
-//   - doubt deletes nothing: if workers cannot tell each other whether their commands run
-//     (Armed.Apart), or if one has never reported, only the time to live counts;
-//   - any login may renew the lease from any machine, and say when the slices are deleted:
-//     its terms are kept on the workers. Terms about calls with the VM's token, and about
-//     the workers to ask, count only from three sources: root, the metadata, and the login
-//     whose runner has started the watch.
+//   - The watch reads each part of a resource before it deletes it. A part without the
+//     label of the run stays, and the watch still deletes the other parts.
+//   - While a command is active anywhere, an expired lease deletes nothing, however old it
+//     is. The worker, and not the runner, decides whether a command is active.
+//   - Doubt deletes nothing. If workers cannot tell each other whether their commands are
+//     active (Armed.Apart), or if one has never reported, only the time to live counts.
+//   - Any login may renew the lease from any machine, and say when the slices are deleted:
+//     the workers keep its terms. Terms about calls with the VM's token, and about the
+//     workers to ask, are valid only from root, from the metadata, and from the login whose
+//     runner has started the watch.
 //
 // A worker that has reported nothing for half an hour counts as ended. If the slices have
 // another startup script, a rebooted worker has no watch until a runner arms it again. The
 // other workers still have theirs, and any one of them deletes all slices.
 //
-// A worker may be unable to run the agent anywhere (no file system with exec, full disks,
-// an unknown architecture). It then tells the reason to the runner that arms it, and its
-// guard stays. That is why the guard is in the startup script and not in the agent: the
-// guard needs nothing but that script.
+// A worker may be unable to run the agent (no file system with exec, full disks, an unknown
+// architecture). It then tells the reason to the runner that arms it, and its guard stays.
+// That is why the guard needs only the startup script, and no agent.
 //
 // # Decisions
 //
-//   - A lease is a file on the workers, which the runner touches over the standing
-//     connections every few minutes. That costs 0.55 ms of the runner's CPU a worker:
-//     0.4 % of a core for 2048 workers.
-//   - The time of a lease counts from the end of the command too, so a user who comes
-//     back after hours still has time to read the logs.
-//   - The provider describes as data how to ask the other workers (provision.Peers). A TPU
-//     node shows the reports of all its workers in one answer. VMs have to be asked one by
-//     one. Every VM could ask all others. So a watch waits a random time before it asks.
-//     The more VMs there are, the less often it asks.
-//   - The worker's lock shows whether a command is running. The command may be of any run,
-//     attempt or login. So the watch follows attempts without messages from the runner.
-//   - The watch and the program of a job without runner have only package agent in common:
-//     calls of the API, and deletions that look first. A job with a runner needs no bucket,
-//     and a watch must be so small that nothing in it can end a training.
-//   - Our own startup script does not count as a difference between requests
-//     (provision.Request.OwnMetadata). So a job that is typed again with another --lease
+//   - A lease is a file on the workers, which the runner touches over its connections every
+//     few minutes. That costs 0.55 ms of the runner's CPU for a worker: 0.4 % of a core for
+//     2048 workers.
+//   - The time of a lease also counts from the end of the command, so that a user who comes
+//     back after hours has time to read the logs.
+//   - The provider gives as data how to ask the other workers (provision.Peers). A TPU node
+//     has the reports of all its workers in one answer. VMs must be asked one by one, and
+//     every VM could ask all others. So a watch waits a random time before it asks. The
+//     more VMs there are, the less often it asks.
+//   - The worker's lock shows whether a command is active, of any run, attempt or login. So
+//     the watch follows attempts without messages from the runner.
+//   - The watch and the program of a job without runner share only package agent: calls of
+//     the API, and deletions that look first. A job with a runner needs no bucket, and a
+//     watch must be so small that nothing in it can end a training.
+//   - Our own startup script is no difference between requests
+//     (provision.Request.OwnMetadata). So the same job given again with another --lease
 //     finds its slices, and tells their workers over SSH.
 package lease
 
@@ -94,44 +93,42 @@ func startup(agents program.Set) string {
 	return gcp.VMScript + "\nsums=" + remote.Quote(agents.Sums()) + "\n" + program.Place + "\n" + textScript + "\n" + guardScript
 }
 
-// Metadata keys: the slices' startup script, and the terms that it reads.
+// Metadata keys of the slices' startup script, and of its terms.
 const (
 	startupKey = "startup-script"
 	termsKey   = "multihost-lease"
 )
 
-// Terms are the settings of the lease that the workers get. Times are rounded up to
-// seconds.
+// Terms are the settings of the lease for the workers. Times are rounded up to seconds.
 type Terms struct {
 	Run     string
 	Undoing provision.Undoing // how the workers delete the resource
-	Label   string            // the label KEY=VALUE of the slices, which proves that the resource belongs to this run
+	Label   string            // label KEY=VALUE of the slices, which proves that the resource belongs to this run
 	Nodes   []string          // the names of the slices
-	Workers int               // number of workers in all slices
+	Workers int               // in all slices
 
 	// Adopt is how long after its boot a worker waits for the first runner, which calls the
-	// function Arm or Adopt. 0: without limit. Once a runner has come to a worker, this
-	// limit no longer applies there, not even after a reboot.
+	// function Arm or Adopt. 0: no limit. Once a runner has come to a worker, this limit is
+	// void there, even after a reboot.
 	Adopt time.Duration
-	// Lease is the longest time without renewal once the command has ended; 0: no limit.
+	// Lease is the longest time without renewal after the end of the command; 0: no limit.
 	Lease time.Duration
 
-	TTL   time.Duration // longest time from Asked to the deletion, even if a command runs; 0: no limit
-	Asked time.Time     // when the request was made; if zero or later than the first boot, TTL starts at that boot
-	Grace time.Duration // time between the end of TTL and the deletion, for a command that runs
+	TTL   time.Duration // longest time from Asked to the deletion, even if a command is active; 0: no limit
+	Asked time.Time     // time of the request; if zero or later than the first boot, TTL starts at that boot
+	Grace time.Duration // for an active command, between the end of TTL and the deletion
 
-	KeepOnFailure bool          // keep the slices when the command did not succeed here …
-	KeepFor       time.Duration // … for this long; 0: without limit
+	KeepOnFailure bool          // keep the slices if the command did not succeed here …
+	KeepFor       time.Duration // … for this long; 0: no limit
 }
 
 // On reports whether the terms have any limit.
 func (t Terms) On() bool { return t.Adopt > 0 || t.Lasting() }
 
-// Lasting reports whether any limit remains once a runner has come.
+// Lasting reports whether a limit remains after a runner has come.
 func (t Terms) Lasting() bool { return t.Lease > 0 || t.TTL > 0 }
 
-// Check returns an error if workers have to watch the lease and agents has no program for
-// that.
+// Check returns an error if workers need the agent for the terms and agents has none.
 func (t Terms) Check(agents program.Set) error {
 	if err := agents.Check(); err != nil && t.On() {
 		return &noAgentError{err}
@@ -143,13 +140,12 @@ type noAgentError struct{ error }
 
 func (e *noAgentError) Unwrap() error { return e.error }
 
-// Hint says what to type.
 func (e *noAgentError) Hint() string {
 	return "build it with: make build; or let nobody delete the slices if this machine dies: --lease=0, without --ttl"
 }
 
-// Every returns the time between two renewals. A runner counts as gone only after
-// three renewals in a row are missing.
+// Every returns the time between two renewals. A runner is gone only after three missing
+// renewals in a row.
 func (t Terms) Every() time.Duration {
 	every := 5 * time.Minute
 	for _, d := range []time.Duration{t.Adopt, t.Lease, t.TTL} {
@@ -160,9 +156,9 @@ func (t Terms) Every() time.Duration {
 	return every
 }
 
-// Metadata returns the entries that the slices need in their metadata. It returns nil when
-// the terms have no limit, and when m already has a startup script or terms. Then only Arm
-// brings the watch to the workers.
+// Metadata returns the entries for the slices' metadata. It returns nil for terms without a
+// limit, and if m already has a startup script or terms. Then only Arm brings the watch to
+// the workers.
 func (t Terms) Metadata(agents program.Set, m map[string]string) map[string]string {
 	if !t.On() || m[startupKey] != "" || m[startupKey+"-url"] != "" || m[termsKey] != "" {
 		return nil
@@ -170,7 +166,7 @@ func (t Terms) Metadata(agents program.Set, m map[string]string) map[string]stri
 	return map[string]string{startupKey: startup(agents), termsKey: t.text()}
 }
 
-// text returns the terms as package watch and guard.sh read them.
+// text returns the terms in the format of package watch and guard.sh.
 func (t Terms) text() string {
 	seconds := func(d time.Duration) string {
 		return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
@@ -189,7 +185,7 @@ func (t Terms) text() string {
 			look = min(look, d/4)
 		}
 	}
-	peers, _ := json.Marshal(agent.Peers(t.Undoing.Peers)) // strings only
+	peers, _ := json.Marshal(agent.Peers(t.Undoing.Peers))
 	var b strings.Builder
 	for _, l := range [][2]string{
 		{"run", t.Run}, {"peers", string(peers)}, {"nodes", strings.Join(t.Nodes, " ")}, {"total", strconv.Itoa(t.Workers)},
@@ -201,13 +197,13 @@ func (t Terms) text() string {
 	return b.String() + t.deletions()
 }
 
-// deletions returns lines for the workers. They have the requests that delete the parts of
-// the resource, and the proof to look for before each.
+// deletions returns lines for the workers: the requests that delete the parts of the
+// resource, and the proof to look for before each.
 func (t Terms) deletions() string {
 	label, value, _ := strings.Cut(t.Label, "=")
 	var b strings.Builder
 	for _, part := range t.Undoing.Parts {
-		text, _ := json.Marshal(agent.Deletion{ // strings only
+		text, _ := json.Marshal(agent.Deletion{
 			Read: part.Look, Method: http.MethodDelete, URL: part.Delete, Probe: part.Probe,
 			Proof: agent.Field(part.Proof(label, value)), Going: agent.Field(part.Going),
 		})
@@ -216,9 +212,9 @@ func (t Terms) deletions() string {
 	return b.String()
 }
 
-// ReadTerms reads terms that Metadata has put into the metadata of slices. It reads only
-// the fields that say when the slices are deleted: Adopt, Lease, TTL, KeepOnFailure and
-// KeepFor. ok reports whether m contains terms.
+// ReadTerms reads terms from the metadata of slices, only the fields that say when the
+// slices are deleted: Adopt, Lease, TTL, KeepOnFailure and KeepFor. ok is false if m has no
+// terms.
 func ReadTerms(m map[string]string) (t Terms, ok bool) {
 	for line := range strings.Lines(m[termsKey]) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
@@ -238,12 +234,12 @@ func ReadTerms(m map[string]string) (t Terms, ok bool) {
 	return t, m[termsKey] != ""
 }
 
-// Held is a worker's knowledge of the lease of a run.
+// Held is what a worker knows of the lease of a run.
 type Held struct {
-	Watched bool          // a watch runs there, and a runner has given it the terms since the boot
+	Watched bool          // a watch is active there, and has got the terms from a runner since the boot
 	Lease   time.Duration // as in Terms
 	TTL     time.Duration
-	Age     time.Duration // time since the request by the worker's clock; if the request is not known, time since the first boot
+	Age     time.Duration // worker's time since the request, or if that is not known, since the first boot
 
 	KeepOnFailure bool
 	KeepFor       time.Duration
@@ -253,13 +249,13 @@ type Held struct {
 type Armed struct {
 	Held
 	Right error // nil: the worker may delete the resource; *RightError: it may not
-	Apart error // why this worker and the others cannot tell each other whether the command runs; nil: they can tell it
+	Apart error // why workers cannot tell each other whether the command is active; nil: they can
 }
 
 // A RightError says what a worker may not do, and why.
 type RightError struct {
 	Status  int    // HTTP status; 0: no answer
-	Account string // service account of the worker; "" when it is not known
+	Account string // of the worker; "": not known
 	Text    string
 }
 
@@ -269,9 +265,9 @@ func (e *RightError) Error() string { return e.Text }
 func (e *RightError) Fault() fault.Kind { return fault.Unavailable }
 
 // Arm starts a watch with these terms on the worker, and finds out what the worker may do.
-// Arm may be repeated: only one watch runs, and the last terms count. sums are the hashes
-// of the agents that this multihost has. If the worker lacks its agent, the error is a
-// *LacksError, and nothing has changed there.
+// Arm may be repeated: only one watch is active, with the last terms. sums are the hashes
+// of this multihost's agents. If the worker lacks its agent, the error is a *LacksError,
+// and nothing has changed there.
 func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, error) {
 	records, err := call(ctx, r, sums, t.text()+"end\n", "arm")
 	if err != nil {
@@ -293,15 +289,15 @@ func Arm(ctx context.Context, r remote.Runner, sums string, t Terms) (Armed, err
 	return a, nil
 }
 
-// Adopt does what Arm does, for a runner that still waits for other workers. It tells the
-// worker that the runner is active, and does not examine what the worker may do.
+// Adopt is Arm for a runner that still waits for other workers. It tells the worker that
+// the runner is active, and does not find out what the worker may do.
 func Adopt(ctx context.Context, r remote.Runner, sums string, t Terms) (Held, error) {
 	records, err := call(ctx, r, sums, t.text()+"end\n", "adopt")
 	return held(records), err
 }
 
-// refusal returns the error in a worker's answer. Its words are an HTTP status, the service
-// account of the worker, and a text.
+// refusal returns the error in a worker's answer: an HTTP status, the service account of
+// the worker, and a text.
 func refusal(what string, words []string) error {
 	e := &RightError{Status: int(number(words[0])), Text: what + strings.Join(words[2:], " ")}
 	if account.MatchString(words[1]) {
@@ -310,18 +306,18 @@ func refusal(what string, words []string) error {
 	return e
 }
 
-// account matches the account names that are safe in a command to type.
+// account matches account names that are safe in a command to type.
 var account = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+$`)
 
 // Renew tells the worker that the runner is active, and that it may be silent for the given
-// time. If the lease is longer than that time, the lease counts. If nobody has armed the
-// worker since its boot, Renew changes nothing.
+// time. The lease, if it is longer, is the limit instead. If nobody has armed the worker
+// since its boot, Renew changes nothing.
 func Renew(ctx context.Context, r remote.Runner, sums string, run string, silent time.Duration) (Held, error) {
 	records, err := call(ctx, r, sums, "", "renew", run, strconv.FormatInt(int64(silent/time.Second), 10))
 	return held(records), err
 }
 
-// Look asks the worker for its knowledge of the lease.
+// Look asks the worker what it knows of the lease.
 func Look(ctx context.Context, r remote.Runner, sums string, run string) (Held, error) {
 	records, err := call(ctx, r, sums, "", "look", run)
 	return held(records), err
@@ -350,7 +346,7 @@ func seconds(s string) time.Duration { return time.Duration(min(number(s), 1<<33
 // A LacksError says that a worker does not have the agent.
 type LacksError struct {
 	Worker  string
-	Machine string // the type of the worker's machine, as uname -m names it
+	Machine string // type of the worker's machine, by its name in uname -m
 }
 
 func (e *LacksError) Error() string { return e.Worker + " does not have multihost-agent" }
@@ -369,11 +365,10 @@ func Send(ctx context.Context, r remote.Runner, agents program.Set, machine stri
 	return err
 }
 
-// answerLimit limits how long a worker may take to answer. The worker asks two servers that
-// may be slow.
+// answerLimit limits a worker's answer. The worker asks two servers that may be slow.
 const answerLimit = time.Minute
 
-// sendLimit limits sending the agent, which has some megabytes, over the slowest link.
+// sendLimit limits sending the agent, some megabytes, over the slowest link.
 const sendLimit = 10 * time.Minute
 
 // call runs one operation of the agent and returns the words of each line of its answer.
@@ -385,8 +380,8 @@ func call(ctx context.Context, r remote.Runner, sums, stdin, op string, args ...
 	return records, err
 }
 
-// run runs one operation of the script. If there is no error, there is at least one record,
-// and each record has a word.
+// run runs one operation of the script. Without an error, there is at least one record, and
+// each record has a word.
 func run(ctx context.Context, r remote.Runner, limit time.Duration, sums string, stdin io.Reader, op string, args ...string) ([][]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()

@@ -7,10 +7,9 @@
 #   look SUMS RUN
 #
 # SUMS has the hash of the program for each type of machine. The agent writes the answers.
-# If the worker does not have the program, the answer is "lacks TYPE". If a worker knows no
-# lease of the run, it can say so without the program. Without the program the terms still
-# become this login's lease, because the guard of the slices has to know that a runner
-# lives.
+# Without the program, the worker answers "lacks TYPE", except that it can report an unknown
+# lease. The terms still become this login's lease, because the guard of the slices must
+# know of the runner.
 set -u
 umask 022
 op=$1 sums=$2
@@ -21,7 +20,7 @@ store=${HOME:-/root}/.multihost/store/sha256
 # arrived: prints the program that came on stdin.
 arrived() { printf %s "$data" | base64 -d | gzip -dc; }
 
-# at_hand SUM: keeps the program if this worker has it already, from a sync or from another
+# at_hand SUM: keeps the program if this worker already has it, from a sync or from another
 # login.
 at_hand() {
   local file
@@ -31,8 +30,8 @@ at_hand() {
   return 1
 }
 
-# any_agent: sets $agent to the newest program that this login keeps, of any version. All
-# versions look and renew in the same way.
+# any_agent: sets $agent to this login's newest program, of any version. All versions look
+# and renew in the same way.
 any_agent() {
   local file newest=''
   for file in "${places[0]}"/*; do
@@ -41,8 +40,7 @@ any_agent() {
   [[ $newest ]] && runs "${newest##*/}" "$newest"
 }
 
-# publish: gives the program to other logins and to the guard of the slices, which runs
-# as root.
+# publish: gives the program to other logins and to the slices' guard, which runs as root.
 publish() {
   local file=$index/agent.$sum.$UID
   if [[ ! -d $index || -e $file ]]; then return; fi
@@ -50,14 +48,14 @@ publish() {
 } 2>/dev/null
 
 # leave_terms TEXT: replaces this login's lease of $run. Another login may own the index, so
-# nothing is written through a link.
+# never write through a link.
 leave_terms() {
   local new=$index/.$run.lease.$UID.$$
   { rm -f -- "$new" && (set -C && printf '%s\n' "$1" >"$new") && mv -fT -- "$new" "$index/$run.lease.$UID"; } 2>/dev/null || rm -f -- "$new"
 }
 
-# without_agent: does the part of the operation that needs no program, and answers that
-# there is no program.
+# without_agent: does the part of the operation that needs no program, and answers that the
+# program is missing.
 without_agent() {
   local text file newest='' named=$'\nrun=([A-Za-z0-9][A-Za-z0-9._-]*)\n'
   if [[ $op == arm || $op == adopt ]]; then
@@ -76,7 +74,7 @@ without_agent() {
     fi
     if [[ $op == renew ]]; then leave_terms "$(lease_text "$newest" | grep -v '^hold=' && printf 'hold=%s' "$hold")"; fi
   fi
-  # If a program is there and cannot be run, sending it again would not help.
+  # If the program exists and cannot run, sending it again would not help.
   if [[ ! $sum && $op != look || $why == *"cannot run"* ]]; then fail "$why"; fi
   say lacks "$(uname -m)"
   exit

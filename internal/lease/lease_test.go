@@ -40,13 +40,13 @@ func TestScriptsPassShellcheck(t *testing.T) {
 	}
 }
 
-// A cloud serves the watch of worker 0. The other worker of the job only shares its state.
+// A cloud serves the watch of worker 0. The job's other worker only shares its state.
 type cloud struct {
 	*testkit.LeaseCloud
 	URL string
 }
 
-// undoing returns how the queued resource is deleted.
+// undoing returns how to delete the queued resource.
 func (c *cloud) undoing() provision.Undoing {
 	resource := c.URL + testkit.LeaseResource
 	return provision.Undoing{Parts: []provision.Part{{Look: resource, Labels: "/tpu/nodeSpec/*/node/labels", Going: provision.Field{Path: "/state/state", Value: "DELETING"},
@@ -54,7 +54,7 @@ func (c *cloud) undoing() provision.Undoing {
 		Read: c.URL + testkit.LeaseZone + "/nodes/{slice}:getGuestAttributes", Body: `{"queryPath":"multihost/lease"}`, Told: "/guestAttributes/*/queryValue/items/*/value"}}
 }
 
-// ofGroups returns how two groups of two VMs are deleted.
+// ofGroups returns how to delete two groups of two VMs.
 func (c *cloud) ofGroups() (u provision.Undoing) {
 	u.Peers = provision.Peers{
 		List: c.URL + testkit.LeaseVMs + "/instanceGroupManagers/{slice}/listManagedInstances", Names: "/managedInstances/*/instance", States: "/managedInstances/*/instanceStatus",
@@ -78,8 +78,8 @@ func newCloudOf(t *testing.T, workers int) *cloud {
 	return c
 }
 
-// From now on, refuses makes the cloud refuse all calls that begin with what, with this
-// status. With 0 the cloud answers them again.
+// refuses makes the cloud refuse all calls that begin with what, with this status. 0 ends
+// that.
 func (c *cloud) refuses(what string, status int) {
 	c.Do(func() {
 		c.Refuse = func(call string) int {
@@ -136,7 +136,7 @@ func (v *vm) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{Code: c.ProcessState.ExitCode()}, nil
 }
 
-// pid returns the process of the active watch. It returns 0 if there is none.
+// pid returns the process of the active watch, or 0.
 func (v *vm) pid() int {
 	names, _ := filepath.Glob(v.index("train.watch.*"))
 	if len(names) == 0 {
@@ -161,8 +161,8 @@ func (v *vm) log() string {
 	return string(text)
 }
 
-// runs makes a command hold the worker. The returned function ends the command and records
-// how it ended.
+// runs holds the worker's lock, as a command does. The returned function ends the command
+// and records how it ended.
 func (v *vm) runs() (end func(code int)) {
 	testkit.Must(v.t, os.MkdirAll(v.index(""), 0o755))
 	lock, err := os.OpenFile(v.index("lock"), os.O_CREATE|os.O_RDWR, 0o644)
@@ -191,7 +191,7 @@ func terms(c *cloud, change func(*Terms)) Terms {
 	return t
 }
 
-// tryArm arms the worker. If the worker lacks the agent, tryArm sends it.
+// tryArm arms the worker, and sends the agent if the worker lacks it.
 func (v *vm) tryArm(terms Terms) (Armed, error) {
 	v.t.Helper()
 	a, err := Arm(v.t.Context(), v, v.agents.Sums(), terms)
@@ -230,7 +230,7 @@ func (v *vm) boot(terms Terms) {
 	}
 }
 
-// stand puts a script in the place of a program of the worker.
+// stand replaces a program of the worker by a script.
 func (v *vm) stand(name, text string) {
 	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
 }
@@ -316,7 +316,7 @@ func TestTheGuard(t *testing.T) {
 		v.boot(limited)
 		v.wait("the guard", func() bool { return v.pid() > 1 })
 		end := v.runs()
-		if _, err := v.tryArm(limited); err == nil { // the guard still has these terms now
+		if _, err := v.tryArm(limited); err == nil { // the guard still has these terms
 			t.Error("armed")
 		}
 		v.wait("the command to be seen", func() bool {
@@ -426,7 +426,7 @@ func TestTheGuard(t *testing.T) {
 			}
 			return strings.Contains(string(text), "\nlease=2\n")
 		})
-		_, _ = Renew(t.Context(), v, v.agents.Sums(), "train", 3*time.Second) // it copies the lease that was written last
+		_, _ = Renew(t.Context(), v, v.agents.Sums(), "train", 3*time.Second) // it copies the newest lease
 		if text, err := os.ReadFile(v.index("train.lease.0")); err != nil || strings.Contains(string(text), "evil") || !strings.Contains(string(text), "\nlease=2\n") {
 			t.Errorf("renewed to %v\n%s", err, text)
 		}
@@ -471,7 +471,7 @@ func TestTheGuard(t *testing.T) {
 	})
 }
 
-// kept returns the processes of the keeper and of its watch, once both live.
+// kept returns the processes of the keeper and of its watch, once both are running.
 func (v *vm) kept() (keeper, watch int) {
 	v.wait("a watch and its keeper", func() bool {
 		names, _ := filepath.Glob(v.index("train.watch.*"))
@@ -490,8 +490,8 @@ func (v *vm) kept() (keeper, watch int) {
 	return keeper, watch
 }
 
-// A watch that is killed, for example by the kernel because memory is short, is started
-// again at once. It also goes on when its keeper is killed. No other watch begins
+// If a watch is killed, for example by the kernel for lack of memory, its keeper restarts
+// it at once. If the keeper is killed, the watch continues. No other watch begins
 // meanwhile.
 func TestAKilledWatchGoesOn(t *testing.T) {
 	t.Parallel()
@@ -531,7 +531,7 @@ func TestAKilledWatchGoesOn(t *testing.T) {
 	}
 }
 
-// If a runner lets the slices stay for good, the watch and its keeper end.
+// If a runner lets the slices stay for ever, the watch and its keeper end.
 func TestADismissedWatchLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c := newCloud(t)
@@ -548,14 +548,14 @@ func TestADismissedWatchLeavesNothing(t *testing.T) {
 	})
 }
 
-// running reports whether a process lives. A zombie does not count.
+// running reports whether a process lives and is no zombie.
 func running(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(text), ") ")
 	return err == nil && !strings.HasPrefix(rest, "Z")
 }
 
-// A watch that cannot begin at a boot, because its metadata is not there yet, begins later.
+// A watch that cannot begin at a boot, because its metadata are missing, begins later.
 func TestABootThatFailsIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	c := newCloud(t)
@@ -586,8 +586,8 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			v.agents = program.In(files)
 		}
 	}
-	// large affects only the program. Scripts are sent in the same way, but they are
-	// smaller and pass.
+	// large affects only the program. Scripts are sent in the same way, but are small
+	// enough.
 	const large = `in=$(mktemp) && cat >"$in" && (($(stat -c %s "$in") > 100000)) || exec /bin/gzip "$@" <"$in"` + "\n"
 	for name, row := range map[string]struct {
 		trouble func(v *vm)
@@ -613,11 +613,11 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 			if err == nil || !regexp.MustCompile(row.want).MatchString(err.Error()) {
 				t.Errorf("got %v, want %s", err, row.want)
 			}
-			// The guard still learns that a runner lives.
+			// The guard still learns of the runner.
 			lease := v.index(fmt.Sprintf("train.lease.%d", os.Getuid()))
 			before, err := os.Stat(lease)
 			testkit.Must(t, err)
-			_, _ = RenewOne(t.Context(), v, v.agents, "train", time.Hour) // it fails for the same reason
+			_, _ = RenewOne(t.Context(), v, v.agents, "train", time.Hour) // fails for the same reason
 			text, err := os.ReadFile(lease)
 			testkit.Must(t, err)
 			if after, err := os.Stat(lease); err != nil || !after.ModTime().After(before.ModTime()) || !strings.HasSuffix(string(text), "\nhold=3600\n") {
@@ -660,7 +660,6 @@ func TestAWorkerThatCannotRunTheAgent(t *testing.T) {
 	})
 }
 
-// Somebody else's startup script is left alone.
 func TestMetadataOfOthersStays(t *testing.T) {
 	full := Terms{Run: "r", Lease: time.Hour}
 	for _, m := range []map[string]string{{"startup-script": "x"}, {"startup-script-url": "gs://x"}} {
@@ -673,7 +672,7 @@ func TestMetadataOfOthersStays(t *testing.T) {
 	}
 }
 
-// FuzzAnswer checks that any answer of a worker is only text.
+// Any answer of a worker is only text.
 func FuzzAnswer(f *testing.F) {
 	f.Add("NONCE lease yes 1800 0 12 never 0\nNONCE right no 403 a@b.com denied\n")
 	f.Add("NONCE right no\nNONCE apart\nNONCE lease yes 99999999999999999999 -1 x y z\n")
@@ -702,8 +701,8 @@ func (text answering) Run(_ context.Context, cmd remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// forgetful is a worker that loses its kit before each command. It keeps the kit only right
-// after it has refused a command because the kit was missing.
+// forgetful is a worker that loses its kit before each command, except right after it has
+// refused a command because the kit was missing.
 type forgetful struct {
 	*vm
 	refused bool
@@ -716,7 +715,7 @@ func (f *forgetful) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, err
 	return f.vm.Run(ctx, cmd)
 }
 
-// A kit that was removed since the connection was made is sent again.
+// A kit that was removed after the connection was made is sent again.
 func TestARemovedKitStopsNothing(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, newCloud(t))
