@@ -28,8 +28,8 @@ import (
 	"multihost/internal/training"
 )
 
-// farRun has local slices t-0 and t-1 of one worker each, and a machine of a user that has
-// no record of their runs.
+// farRun has local slices t-0 and t-1 of one worker each, and a user's machine without a
+// record of their runs.
 type farRun struct {
 	testkit.FixedSlices
 	t     *testing.T
@@ -49,7 +49,7 @@ func newFarRun(t *testing.T) *farRun {
 	return f
 }
 
-// Get returns a living resource of r, a job without runner.
+// Get returns an existing resource of r, a job without runner.
 func (f *farRun) Get(_ context.Context, id string) (provision.Resource, error) {
 	if id != "r" {
 		return provision.Resource{}, provision.ErrNotFound
@@ -59,7 +59,7 @@ func (f *farRun) Get(_ context.Context, id string) (provision.Resource, error) {
 	return provision.Resource{ID: id, Life: provision.Active, Labels: r.Labels}, nil
 }
 
-// start starts a script on both workers. In it, $me is the name of the slice.
+// start starts a script on both workers. $me is the name of the slice.
 func (f *farRun) start(script string) {
 	f.t.Helper()
 	for name, on := range f.fleet {
@@ -68,7 +68,7 @@ func (f *farRun) start(script string) {
 	}
 }
 
-// texts has the text that Logs shows, by worker.
+// texts has Logs' text, by worker.
 type texts map[tpu.WorkerID]string
 
 func (s texts) WriteLog(id tpu.WorkerID, _ time.Time, p []byte) error {
@@ -126,7 +126,6 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
-	// If a slice of the run is gone, the logs of the other slices are shown.
 	f.All = f.All[:1]
 	s := texts{}
 	if err := Logs(t.Context(), f.d, "r", "", LogOptions{All: true, Tail: -1}, s); err == nil || !strings.Contains(err.Error(), "gone or were made again since: 1 of 2") || s.String() != `s0w0 "t-0 begins\nt-0 ends\n"` {
@@ -134,8 +133,7 @@ func TestLogsOfARunThatThisMachineDoesNotKnow(t *testing.T) {
 	}
 }
 
-// review starts to read the run with the function begin. It returns the Look at the run's
-// end.
+// review begins to read the run with begin. It returns the Look at the run's end.
 func (f *farRun) review(begin func(*Review, Far) error) Look {
 	f.t.Helper()
 	r := OpenReview(f.d.StateDir, "r", training.TrainingOptions{})
@@ -165,7 +163,7 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 	}
 	again := newFarRun(t)
 	again.start("exec sleep 300")
-	for name, on := range again.fleet { // as the runner of a job does it
+	for name, on := range again.fleet { // as the runner of a job
 		c := on[0].Connect(name, false, time.Second)
 		defer c.Close()
 		_, err := launch.Stop(t.Context(), c, launch.Ref{Run: "r", Attempt: 1}, launch.StopOptions{Grace: 100 * time.Millisecond, Reason: stage.StandsStill})
@@ -184,7 +182,7 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 func TestLogsOfAJobWithoutRunner(t *testing.T) {
 	c := simcloud.Start(t, sim.Config{})
 	f := newFarRun(t)
-	f.All = nil // the workers are not reached
+	f.All = nil // the workers cannot be reached
 	f.d.Clock = testkit.NewFastClock()
 	in, put := onworkers.Bucket(f.d.Reach, c)
 	f.d.Source = in

@@ -30,37 +30,36 @@ import (
 	"multihost/internal/workers"
 )
 
-// LogOptions say which log to read, and which part of it.
+// LogOptions say which part of which log to read.
 type LogOptions struct {
 	Worker       tpu.WorkerID
-	Named        bool // the user knows which worker is shown
-	All          bool // the logs of all workers, merged
-	FirstFailure bool // the log of the worker that failed first
-	Attempt      int  // 0 is the newest attempt
+	Named        bool // the user knows which worker's log this is
+	All          bool // logs of all workers, merged
+	FirstFailure bool // log of the worker that failed first
+	Attempt      int  // 0: the newest
 	Follow       bool
-	Lost         time.Duration // how long the worker may stay unreachable; 0: no limit
+	Lost         time.Duration // how long the worker may be unreachable; 0: no limit
 
-	Tail  int       // how many lines at the end of each log; negative: all
+	Tail  int       // number of last lines of each log; negative: all
 	Since time.Time // only lines that arrived then or later; zero: all
 	Times bool      // the caller shows the times of lines
 }
 
-// timed reports whether the times at which lines arrived matter.
+// timed reports whether the times of lines matter.
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
 // A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, each text is a line or a part of one line. The parameter at is then the time when
-// the line arrived here, and otherwise zero. The methods of a LogSink are not called
+// merged, each text is a line or a part of one line. at is then the time when the line
+// arrived on this machine, otherwise zero. The methods of a LogSink are not called
 // concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
 	Flush() error
 }
 
-// Logs writes the log of one worker of a run, or the logs of all, to w. It writes them as
-// far as the workers have them. With o.Follow it follows the log to its end. If the
-// worker's slice is gone, Logs writes this machine's copy. See LocalLog for a copy that is
-// whole.
+// Logs writes the log of one worker of a run, or the merged logs of all, to w, as far as
+// the workers have them. With o.Follow it follows the log to its end. If the worker's slice
+// is gone, Logs writes this machine's copy. For a whole copy, see LocalLog.
 func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w LogSink) error {
 	if r, err := runs.FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -77,9 +76,9 @@ func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w
 	return cmp.Or(l.overSSH(ctx, rec), runs.Part(rec, stage.Follow, "multihost logs "+name))
 }
 
-// LocalLog writes this machine's copy of the logs to w if nothing can be added to them.
-// That is so if the attempt has ended, and was followed to its end as far as its workers
-// could be reached. LocalLog reports whether it has written the copy.
+// LocalLog writes this machine's copy of the logs to w if nothing can be added to it: the
+// attempt has ended, and was followed to its end as far as its workers could be reached.
+// LocalLog reports whether it has written the copy.
 func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w LogSink) (bool, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -96,7 +95,7 @@ func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w Log
 	case o.All:
 		ids = rec.IDs()
 	case o.FirstFailure && (end == nil || end.First == nil):
-		return false, nil // the workers may know
+		return false, nil // the workers may know it
 	case o.FirstFailure:
 		ids[0] = *end.First
 	}
@@ -122,14 +121,14 @@ type logReader struct {
 	runs.Deps
 	o     LogOptions
 	w     LogSink
-	now   time.Time // lines that are fetched count as arrived at this moment
+	now   time.Time // fetched lines count as arrived now
 	logs  []*oneLog
 	mu    sync.Mutex // guards w while logs are followed
 	wrote bool
 	told  bool
 
-	// inBucket means that a bucket has the logs, and has more of them than this machine's
-	// copies. A worker without a machine is then an error.
+	// inBucket says that a bucket has more of the logs than this machine. A worker without
+	// a machine is then an error.
 	inBucket bool
 }
 
@@ -137,17 +136,17 @@ func newLogReader(d runs.Deps, o LogOptions, w LogSink) *logReader {
 	return &logReader{Deps: d, o: o, w: w, now: d.Clock.Now()}
 }
 
-// oneLog is the log of one worker while it is read.
+// oneLog is the state of reading one worker's log.
 type oneLog struct {
 	id   tpu.WorkerID
 	src  logSource
-	conn remote.Conn // nil: the log is not read from a worker
+	conn remote.Conn // nil: do not read from a worker
 	text *logText
 	end  int64 // offset at which to stop; -1: at the end
-	err  error // why there is nothing to show: the worker does not know the attempt
+	err  error // the worker does not know the attempt, so there is nothing to show
 }
 
-// copy writes the log from the place where the last copy stopped.
+// copy writes the log from where the last copy stopped.
 func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
 	if one.err != nil {
 		return one.err
@@ -158,8 +157,8 @@ func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
 	return one.src.copyFrom(ctx, one.text.offset, one.end, w)
 }
 
-// goOnIn goes on to read the log from src. src may have less of the log than the source
-// before.
+// goOnIn continues to read the log from src, which may have less of it than the last
+// source.
 func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	one.src = src
 	if one.end < 0 {
@@ -170,7 +169,7 @@ func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	return err
 }
 
-// If the user named no worker, tellWhich says whose log is shown. end may be nil.
+// tellWhich says whose log is shown if the user named no worker. end may be nil.
 func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runs.RunEnd) {
 	workers := len(ids)
 	if l.told || l.o.All || workers <= 1 || l.o.Named && !l.o.FirstFailure {
@@ -187,13 +186,13 @@ func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runs.Run
 	}
 }
 
-// Several workers have ids. otherThan returns the index of the first one that is not id.
+// otherThan returns the index of the first worker in ids that is not id.
 func otherThan(id tpu.WorkerID, ids []tpu.WorkerID) int {
 	return slices.IndexFunc(ids, func(other tpu.WorkerID) bool { return other != id })
 }
 
 // tellUntimed reports the lines whose arrival was not recorded. In the output and for
-// --since, they count as arrived when they were fetched.
+// --since, they have the time of their fetch.
 func (l *logReader) tellUntimed() {
 	if !l.o.Times && l.o.Since.IsZero() {
 		return
@@ -211,13 +210,13 @@ func (l *logReader) tellUntimed() {
 	}
 }
 
-// A logSource is where a log is read: a local file, a worker or a bucket.
+// A logSource is the source of a log: a local file, a worker or a bucket.
 type logSource interface {
 	size(ctx context.Context) (int64, error)
 	part(ctx context.Context, offset int64, p []byte) error // fills p
 
-	// copyFrom writes the bytes from offset to end to w. An end of -1 means all bytes that
-	// are there.
+	// copyFrom writes the bytes from offset to end to w. An end of -1 means all present
+	// bytes.
 	copyFrom(ctx context.Context, offset, end int64, w io.Writer) error
 }
 
@@ -276,8 +275,7 @@ func (s remoteSource) size(ctx context.Context) (int64, error) {
 	return sizeOf(state, s.conn.Name())
 }
 
-// sizeOf returns the size of the log of an attempt. state is what the worker told about the
-// attempt.
+// sizeOf returns the size of an attempt's log, from the worker's answer in state.
 func sizeOf(state launch.State, worker string) (int64, error) {
 	switch state.Phase {
 	case launch.Unknown:
@@ -317,11 +315,10 @@ type bucketSource struct {
 	piece   int64 // bytes of the log to hold at a time
 }
 
-// While several logs are merged, logsHeld is how many bytes of them are held at a time.
+// logsHeld limits the bytes of all merged logs together that are in memory.
 const logsHeld = 64 << 20
 
-// pieceOf returns how many bytes of each log are read at once if this many logs are read
-// together.
+// pieceOf returns the bytes of one read of a log if this many logs are read together.
 func pieceOf(logs int) int64 { return max(tailFirst, min(tailMost, logsHeld/int64(logs))) }
 
 func (s bucketSource) size(ctx context.Context) (int64, error) {
@@ -351,13 +348,12 @@ func (s bucketSource) copyFrom(ctx context.Context, offset, end int64, w io.Writ
 }
 
 const (
-	tailFirst = 64 << 10 // bytes that tailOffset reads first
-	tailMost  = 8 << 20  // bytes that it reads at once
+	tailFirst = 64 << 10 // bytes of tailOffset's first read
+	tailMost  = 8 << 20  // limit of one read, in bytes
 )
 
 // tailOffset returns where the last n lines of a text of this size begin. It reads from the
-// end. most limits the bytes of one read. All reads together take at most about four times
-// the bytes of these lines.
+// end, at most most bytes at a time, and about four times the bytes of these lines in all.
 func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte) error) (int64, error) {
 	if n <= 0 {
 		return size, nil
@@ -383,8 +379,8 @@ func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte)
 	return 0, nil
 }
 
-// prepare decides where the log begins to be shown. dir has this machine's copy of the
-// logs. It is "" if there is none.
+// prepare decides where the shown part of a log begins. dir has this machine's copy of the
+// logs, or is "".
 func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error {
 	t := &logText{lines: l.o.timed(), live: math.MaxInt64, now: l.now, clock: l.Clock.Now,
 		emit: func(at time.Time, p []byte) error { return l.emit(one.id, at, p) }}
@@ -399,7 +395,7 @@ func (l *logReader) prepare(ctx context.Context, one *oneLog, dir string) error 
 		if l.o.Follow {
 			t.live = size
 		} else {
-			one.end = size // even if the log grows, its last lines are the lines that are last now
+			one.end = size // the last lines are those of this moment, even if the log grows
 		}
 	}
 	if l.o.Tail >= 0 {
@@ -438,7 +434,7 @@ func (l *logReader) emit(id tpu.WorkerID, at time.Time, p []byte) error {
 	return nil
 }
 
-// print writes the logs as they are now.
+// print writes the present logs.
 func (l *logReader) print(ctx context.Context, dir string) error {
 	if err := l.prepareAll(ctx, dir); err != nil {
 		return err
@@ -498,7 +494,7 @@ func (l *logReader) printNow(ctx context.Context) error {
 	return one.copy(ctx, l.flushed(one.text))
 }
 
-// flushed returns a writer that shows all bytes immediately.
+// flushed returns a writer that shows all bytes at once.
 func (l *logReader) flushed(w io.Writer) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		l.mu.Lock()
@@ -511,7 +507,7 @@ func (l *logReader) flushed(w io.Writer) io.Writer {
 	})
 }
 
-// flush shows all text that was written.
+// flush shows all written text.
 func (l *logReader) flush() error {
 	if err := l.w.Flush(); err != nil {
 		return &sinkError{err}
@@ -519,9 +515,8 @@ func (l *logReader) flush() error {
 	return nil
 }
 
-// overSSH writes the logs of the run of a record. It reads them from the workers that are
-// reached. If a slice is gone, or --all cannot reach a worker, it writes this machine's
-// copy of the log.
+// overSSH writes the logs of a record's run, from the workers that it reaches. If a slice
+// is gone, or --all cannot reach a worker, it writes this machine's copy of the log.
 func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	attempt := cmp.Or(l.o.Attempt, rec.Attempt)
 	end := runs.EndHere(l.StateDir, rec, attempt)
@@ -561,7 +556,7 @@ func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	for _, id := range ids {
 		if i := slices.Index(t.IDs, id); i >= 0 {
 			l.logs = append(l.logs, &oneLog{id: id, conn: t.Conns[i], src: remoteSource{t.Conns[i], ref}})
-		} else if lost[id] == "" && failed[id] == nil { // the API's list has changed since
+		} else if lost[id] == "" && failed[id] == nil { // the API's list has changed
 			lost[id] = notListed(rec, id)
 		}
 	}
@@ -584,14 +579,14 @@ func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	return cmp.Or(err, unread)
 }
 
-// addCopies adds this machine's copies of some logs. Their workers are lost, or could not
-// be reached. A worker without a copy is in failed afterwards.
+// addCopies adds this machine's copies of logs whose workers are lost or could not be
+// reached. A worker without a copy is then in failed.
 func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerID, lost map[tpu.WorkerID]string, failed map[tpu.WorkerID]error) {
 	var told []string
 	for _, id := range ids {
 		why := lost[id]
 		if why == "" && failed[id] == nil {
-			continue // it is reached
+			continue // this worker was reached
 		}
 		src := localSource{record.LogPath(dir, id)}
 		if _, err := src.size(ctx); errors.Is(err, os.ErrNotExist) || dir == "" {
@@ -607,8 +602,8 @@ func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerI
 	slices.SortFunc(l.logs, func(a, b *oneLog) int { return tpu.CompareWorkers(a.id, b.id) })
 }
 
-// dialLogs connects to the wanted workers. With --all it goes on without the workers that
-// it does not reach. It must reach at least one.
+// dialLogs connects to the wanted workers. With --all it continues without the workers that
+// it cannot reach. It must reach at least one.
 func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func(tpu.WorkerID) bool) (*workers.Connected, map[tpu.WorkerID]error, error) {
 	if !l.o.All {
 		t, err := l.Connect(ctx, sel, wanted)
@@ -617,7 +612,7 @@ func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func
 	return l.Dial(ctx, sel, wanted, true)
 }
 
-// withoutMachine returns the workers that have no machine, each with the reason.
+// withoutMachine returns the workers without a machine, and the reasons.
 func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []tpu.WorkerID) map[tpu.WorkerID]string {
 	there := sel.Workers()
 	lost := map[tpu.WorkerID]string{}
@@ -631,7 +626,7 @@ func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []
 	return lost
 }
 
-// goneError returns an error that says that the workers in lost have no machine.
+// goneError returns the error for workers without a machine.
 func goneError(lost map[tpu.WorkerID]string) error {
 	whys := slices.Sorted(maps.Values(lost))
 	return &stage.Error{Stage: stage.Discover, Text: strings.Join(slices.Compact(whys), "; ")}
@@ -641,8 +636,8 @@ func notListed(rec *record.Record, id tpu.WorkerID) string {
 	return fmt.Sprintf("worker %s is not among the machines of slice %s", id, rec.Slices[id.Slice].Name)
 }
 
-// noWorker returns an error that says that there is no log of o.Worker. why, if not "",
-// says what happened to the worker.
+// noWorker returns the error for a missing log of o.Worker. why, if not "", says what
+// happened to the worker.
 func (l *logReader) noWorker(run, why string) error {
 	if why != "" {
 		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q: %s, and this machine has no copy of the log of %s", run, why, l.o.Worker)}
@@ -650,7 +645,7 @@ func (l *logReader) noWorker(run, why string) error {
 	return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q has no worker %s", run, l.o.Worker), Advice: "workers are written s0w0, s0w1, …"}
 }
 
-// read writes the logs from the workers, and follows them with o.Follow.
+// read writes the workers' logs, and follows them with o.Follow.
 func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error {
 	if err := l.prepareAll(ctx, dir); err != nil {
 		return err
@@ -663,9 +658,8 @@ func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error 
 	return l.followAll(ctx, func(ctx context.Context, one *oneLog) error { return l.followLog(ctx, one, ref) })
 }
 
-// followAll follows the logs of all workers that are reached. When the logs cannot be shown
-// any more, it stops following all of them. A log without output would not notice that by
-// itself.
+// followAll follows the logs of all reached workers. When the logs cannot be shown any
+// more, it stops following all of them, because a log without output would not notice that.
 func (l *logReader) followAll(ctx context.Context, follow func(context.Context, *oneLog) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -698,7 +692,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 		defer func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			_ = errors.Join(held.rest(), l.flush()) // the write before has reported that the reader is gone
+			_ = errors.Join(held.rest(), l.flush()) // the last write has reported that the reader is gone
 		}()
 		w = held
 	}
@@ -712,9 +706,9 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 }
 
 // sayLosses returns options that warn once when the worker cannot be followed, and report
-// when it is followed again. After o.Lost, giveUp is called.
+// when it is followed again. After o.Lost they call giveUp.
 func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
-	var since time.Time // Lost and Found are called by the goroutine that follows
+	var since time.Time // the goroutine that follows calls Lost and Found
 	return launch.FollowOptions{
 		Lost: func(err error, _ int64) {
 			t, now := follow.TroubleOf(err), d.Clock.Now()
@@ -735,9 +729,8 @@ func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch
 	}
 }
 
-// firstFailure returns the end of an attempt, with the worker that failed first. It takes
-// them from what this machine saw, from the run's verdict on the workers, or from the ends
-// on all workers.
+// firstFailure returns the end of an attempt, with the worker that failed first: from this
+// machine's record, from the run's verdict on the workers, or from the ends on all workers.
 func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *runs.RunEnd) (*runs.RunEnd, error) {
 	if end != nil && end.First != nil {
 		return end, nil
@@ -746,7 +739,7 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 	if err != nil {
 		return nil, err
 	}
-	// Worker 0 of each slice has the verdict. All workers are asked only if there is none.
+	// Worker 0 of each slice has the verdict. Without one, all workers are asked.
 	verdict := func(id tpu.WorkerID) bool { return id.Worker == 0 }
 	for _, only := range []func(tpu.WorkerID) bool{verdict, nil} {
 		if len(gone) == len(rec.Slices) || end != nil && end.First != nil {
@@ -762,8 +755,8 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 	return end, nil
 }
 
-// failureAmong asks workers which one failed first. The function only chooses the workers;
-// nil means all. end is the end as far as the caller knows it.
+// failureAmong asks workers which one failed first. only chooses the workers; nil means
+// all. end is what the caller knows of the end.
 func (l *logReader) failureAmong(ctx context.Context, rec *record.Record, sel tpu.Selection, only func(tpu.WorkerID) bool, end *runs.RunEnd) (*runs.RunEnd, error) {
 	t, failed, err := l.Dial(ctx, sel, only, true)
 	if err != nil {
@@ -849,7 +842,7 @@ func logs(ctx context.Context, r *runs.BucketRun, o LogOptions, w LogSink) error
 }
 
 // workerOf returns the worker of a job without runner whose log the user wants. ok is false
-// if there is none. Then the job has no such worker, or none is known to have failed.
+// if the job has no such worker, or none is known to have failed.
 func workerOf(o LogOptions, d detach.Description, state detach.State, attempt int) (id tpu.WorkerID, ok bool) {
 	if !o.FirstFailure {
 		return o.Worker, o.Worker.Slice < len(d.Nodes) && o.Worker.Worker < d.Workers
@@ -884,8 +877,8 @@ func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.R
 	return false, nil
 }
 
-// readBucket reads logs from a bucket. It reads the logs that were partly read from
-// workers. If there are none, it reads the logs of all ids.
+// readBucket reads logs from a bucket: those that were partly read from workers, or if
+// there are none, the logs of all ids.
 func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSource, ids []tpu.WorkerID, dir string) error {
 	for _, one := range l.logs {
 		if err := one.goOnIn(ctx, src(one.id)); err != nil {
@@ -901,7 +894,7 @@ func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSo
 	return l.prepareAll(ctx, dir)
 }
 
-// begun returns the logs that were read in part. It returns nil if none was.
+// begun returns the logs that were read in part, or nil.
 func (l *logReader) begun() []*oneLog {
 	if !l.wrote {
 		return nil
@@ -909,7 +902,7 @@ func (l *logReader) begun() []*oneLog {
 	return l.logs
 }
 
-// followBucket writes the logs as they grow in the bucket, until they no longer grow.
+// followBucket writes the logs as they grow in the bucket, until they grow no more.
 func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state detach.State, attempt int) error {
 	more := func() error {
 		for _, one := range l.logs {
@@ -924,7 +917,7 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 			return err
 		}
 		if err := r.StillThere(ctx, state); err != nil {
-			_ = more() // their last output
+			_ = more()
 			return err
 		}
 		var err error
@@ -939,7 +932,7 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 	return nil
 }
 
-// endedOn reports whether a worker's log will no longer grow: the end is written after the
+// endedOn reports whether a worker's log will grow no more: the end is written after the
 // log.
 func endedOn(r *runs.BucketRun, state detach.State, id tpu.WorkerID, attempt int) bool {
 	if attempt < state.Attempt || r.Over(state) {
@@ -953,8 +946,8 @@ type sinkError struct{ error }
 
 func (e *sinkError) Unwrap() error { return e.error }
 
-// RecordedIDs returns the workers of a run that this machine has a record of. Without a
-// record it returns worker s0w0 alone.
+// RecordedIDs returns the workers of a run in this machine's record, or without a record
+// s0w0 alone.
 func RecordedIDs(stateDir, run string) []tpu.WorkerID {
 	rec, err := record.LoadRecord(stateDir, run)
 	if err != nil || rec == nil || len(rec.IDs()) == 0 {

@@ -65,7 +65,7 @@ func TestTailOffset(t *testing.T) {
 			t.Fatalf("%d of %d lines: %d bytes, want %d", n, len(lines), len(got), len(want))
 		}
 	}
-	// Ten lines of 10 GB are found, and the 10 GB are not read.
+	// The ten lines of 10 GB are found without reading the 10 GB.
 	read = 0
 	size := int64(10 << 30)
 	at, err := tailOffset(size, 10, tailMost, func(offset int64, p []byte) error {
@@ -101,8 +101,8 @@ func (s *shown) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 
 func (s *shown) Flush() error { return nil }
 
-// logged makes the record and the logs of an ended run with two workers. The second worker
-// failed first. In each log, every line came a second after the line before.
+// logged makes the record and the logs of an ended run with two workers, of which the
+// second failed first. In each log, every line came a second after the last one.
 func logged(t *testing.T) (runs.Deps, *testkit.Recorder, time.Time) {
 	t.Helper()
 	begin := time.Now().Truncate(time.Second).Add(-time.Hour)
@@ -185,8 +185,7 @@ func TestLocalLogs(t *testing.T) {
 	}
 }
 
-// TestLocalLogsUntimed checks that no line without a recorded arrival silently gets another
-// time.
+// No line without a recorded arrival silently gets another time.
 func TestLocalLogsUntimed(t *testing.T) {
 	d, sink, begin := logged(t)
 	dir := record.RecordDir(d.StateDir, "r", 1)
@@ -225,8 +224,8 @@ func (s slowSource) copyFrom(_ context.Context, offset, _ int64, w io.Writer) er
 	return s.err
 }
 
-// TestMerge checks that lines stay whole, that an error of one log does not end the
-// others, and that all end when the reader has gone.
+// Lines stay whole, an error of one log does not end the others, and all end when the
+// reader has gone.
 func TestMerge(t *testing.T) {
 	away := errors.New("away")
 	reader := func(s LogSink) *logReader {
@@ -259,8 +258,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestLineHold checks that lines are passed on whole, and that a very long line is passed
-// on before it is whole.
+// Lines are passed on whole, except a very long line.
 func TestLineHold(t *testing.T) {
 	var got bytes.Buffer
 	h := &lineHold{w: &got}
@@ -276,8 +274,8 @@ func TestLineHold(t *testing.T) {
 	}
 }
 
-// TestLogsWithoutMachine asks for logs of workers that have no machine. Their slice is
-// gone, or the list of its machines is shorter than the record's.
+// Workers have no machine if their slice is gone, or if the list of its machines is shorter
+// than the record's.
 func TestLogsWithoutMachine(t *testing.T) {
 	five := "line 0\nline 1\nline 2\nline 3\nline 4\n"
 	short := &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", Workers: make([]tpu.Worker, 1)}}}
@@ -316,8 +314,8 @@ func TestLogsWithoutMachine(t *testing.T) {
 	}
 }
 
-// TestFollowWithoutMachine checks that logs -f of a slice that is gone shows the copy, and
-// that it leaves an old copy alone if a bucket has the log.
+// logs -f of a slice that is gone shows the copy, but not an old copy if a bucket has the
+// log.
 func TestFollowWithoutMachine(t *testing.T) {
 	for _, inBucket := range []bool{false, true} {
 		d, _, _ := logged(t)
@@ -342,8 +340,7 @@ type fullPipe struct{ shown }
 
 func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
 
-// TestFollowEndsWithoutReader checks that following ends for all logs when the reader has
-// gone. That includes logs without output.
+// All logs, even those without output, are left when the reader has gone.
 func TestFollowEndsWithoutReader(t *testing.T) {
 	l := newLogReader(runs.Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},
@@ -367,8 +364,8 @@ func TestFollowEndsWithoutReader(t *testing.T) {
 	}
 }
 
-// TestLogOfUnknownAttempt checks that an attempt unknown to a worker is not shown as an
-// empty log, and that --all still shows the other logs.
+// An attempt unknown to a worker is not shown as an empty log, and --all still shows the
+// other logs.
 func TestLogOfUnknownAttempt(t *testing.T) {
 	for phase, want := range map[launch.Phase]error{launch.Unknown: launch.ErrUnknownRun, launch.Aborted: launch.ErrNotStarted, launch.Exited: nil, launch.Running: nil, launch.Lost: nil} {
 		if n, err := sizeOf(launch.State{Ref: launch.Ref{Run: "r", Attempt: 7}, Phase: phase, LogSize: 5}, "t-w0"); !errors.Is(err, want) || n != 5 && err == nil {
@@ -397,7 +394,7 @@ func TestLogOfUnknownAttempt(t *testing.T) {
 	}
 }
 
-// partSource is the beginning of a log, as a bucket may have it.
+// partSource is the beginning of a log, for example in a bucket.
 type partSource struct {
 	logSource
 	text string
@@ -413,8 +410,7 @@ func (s partSource) copyFrom(_ context.Context, offset, end int64, w io.Writer) 
 	return err
 }
 
-// TestGoOnInBucket checks a log that begins on a worker. It goes on as far as a bucket has
-// it.
+// A log begins on a worker and continues as far as a bucket has it.
 func TestGoOnInBucket(t *testing.T) {
 	for _, c := range []struct {
 		offset, end int64
@@ -432,7 +428,7 @@ func TestGoOnInBucket(t *testing.T) {
 	}
 }
 
-// TestHintOfAnotherWorker checks that the hint names an existing worker of the run.
+// The hint names an existing worker of the run.
 func TestHintOfAnotherWorker(t *testing.T) {
 	first, last := tpu.WorkerID{}, tpu.WorkerID{Slice: 1} // two slices of one worker
 	for shown, other := range map[tpu.WorkerID]string{first: "s1w0", last: "s0w0"} {
@@ -447,7 +443,7 @@ func TestHintOfAnotherWorker(t *testing.T) {
 	}
 }
 
-// TestPieces checks that the logs of many workers together do not fill the memory.
+// The logs of many workers together do not fill the memory.
 func TestPieces(t *testing.T) {
 	for logs, want := range map[int]int64{1: 8 << 20, 8: 8 << 20, 64: 1 << 20, 256: 256 << 10, 4096: 64 << 10} {
 		if got := pieceOf(logs); got != want {

@@ -16,8 +16,8 @@ import (
 // of lines matter, it adds the time of each line.
 type logText struct {
 	offset int64 // offset of the next byte
-	lines  bool  // pass on each line by itself
-	skip   bool  // leave out the rest of a line
+	lines  bool  // pass on each line alone
+	skip   bool  // omit the rest of a line
 	emit   func(at time.Time, p []byte) error
 
 	arrivals *record.Arrivals
@@ -26,8 +26,8 @@ type logText struct {
 	clock    func() time.Time
 
 	inLine  bool
-	at      time.Time // of the line
-	untimed int       // lines that have the time of their fetching
+	at      time.Time // end of the line
+	untimed int       // number of lines with the time of their fetch
 }
 
 func (t *logText) Write(p []byte) (int, error) {
@@ -56,7 +56,7 @@ func (t *logText) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// A line begins at offset. stamp sets its time to the time of its first byte.
+// stamp sets the time of the line at offset to the time of its first byte.
 func (t *logText) stamp() {
 	switch {
 	case t.offset < t.arrivals.Known:
@@ -72,7 +72,7 @@ func (t *logText) stamp() {
 	}
 }
 
-// longestHeld is how many bytes of an unfinished line a lineHold keeps.
+// longestHeld limits the bytes of an unfinished line in a lineHold.
 const longestHeld = 64 << 10
 
 // A lineHold passes on whole lines.
@@ -96,25 +96,25 @@ func (h *lineHold) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// rest passes on the bytes that are left.
+// rest passes the remaining bytes on.
 func (h *lineHold) rest() error {
 	_, err := h.w.Write(h.held)
 	h.held = nil
 	return err
 }
 
-// A mergedLine is a line, or a part of a long one, on its way into the merged logs.
+// A mergedLine is a line, or a part of a long one, for the merged logs.
 type mergedLine struct {
 	at  time.Time
 	p   []byte
-	end bool // of the line
+	end bool // end of the line
 }
 
-// linesAhead is how many lines of each log are read before the merged text needs them.
+// linesAhead is how many lines of each log are read ahead of the merged text.
 const linesAhead = 16
 
-// merge writes all logs in the order of the times of their lines. Lines with the same time
-// are in the order of the workers.
+// merge writes all logs in the order of the times of their lines, and at the same time in
+// the order of the workers.
 func (l *logReader) merge(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	errs := make([]error, len(l.logs))
@@ -152,7 +152,7 @@ func (l *logReader) merge(ctx context.Context) error {
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// A merger is a heap of the logs that have a next line.
+// A merger is a heap of the logs with a next line.
 type merger struct {
 	l     *logReader
 	from  []chan mergedLine
@@ -176,8 +176,8 @@ func (m *merger) Less(i, j int) bool {
 	return a < b
 }
 
-// next waits for the next line of log i. Meanwhile it shows the text that has been written
-// so far.
+// next waits for the next line of log i. Meanwhile it shows the text that is already
+// written.
 func (m *merger) next(i int) (line mergedLine, ok bool, err error) {
 	select {
 	case line, ok = <-m.from[i]:

@@ -24,13 +24,13 @@ import (
 	"multihost/internal/training"
 )
 
-// Far tells a Review how to read logs that no command brings to this machine.
+// Far tells a Review how to read logs that no command copies to this machine.
 type Far struct {
-	// Deps returns the Deps used to reach the workers. It is called when the Deps are first
-	// needed. The Review owns the result. An error says why the workers cannot be reached.
-	// Deps is called again later.
+	// Deps returns the Deps for reaching the workers, when they are first needed. The
+	// Review owns the result. An error says why the workers cannot be reached. Deps is then
+	// called again later.
 	Deps   func() (runs.Deps, error)
-	Prefix string // name prefix of the slices to look at, as in AttachOptions
+	Prefix string // name prefix of the slices, as in AttachOptions
 	Clock  gcp.Clock
 }
 
@@ -39,30 +39,30 @@ type Far struct {
 type onlooker struct {
 	far    Far
 	review *Review
-	deps   *runs.Deps // nil until they are needed
-	once   bool       // reads what exists now and does not wait for more
+	deps   *runs.Deps // nil until needed
+	once   bool       // read what exists now and do not wait for more
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	entries   []journal.Entry
 	following *follow.Following
-	told      int                     // the attempt whose start is in entries; 0: none
-	over      int                     // the attempt whose end was seen; 0: none
+	told      int                     // attempt whose start is in entries; 0: none
+	over      int                     // attempt whose end was seen; 0: none
 	gone      map[tpu.WorkerID]string // workers whose slices are gone, and why
 	trouble   string                  // why nothing can be read now
-	aside     string                  // another notice for the user
+	aside     string                  // another notice to the user
 }
 
 // A place says where to read the logs of a run.
 type place string
 
 const (
-	placeHere  place = "here"  // on this machine: a command brings them, or no more will come
+	placeHere  place = "here"  // on this machine: a command copies them, or no more will come
 	placeThere place = "there" // on the workers, or in the bucket
 )
 
 // placeOf decides where to read the logs. rec is this machine's record of the run, or nil.
-// brought says that a command brings the logs here. over is the attempt whose end was seen
-// where it ran, or 0.
+// brought says that a command copies the logs to this machine. over is the attempt whose
+// end was seen where it ran, or 0.
 func placeOf(rec *record.Record, brought bool, over int) place {
 	switch {
 	case brought, rec == nil && over > 0, rec != nil && over >= rec.Attempt, rec != nil && rec.Over():
@@ -71,17 +71,16 @@ func placeOf(rec *record.Record, brought bool, over int) place {
 	return placeThere
 }
 
-// firstReach is how long a worker may take to answer before it is shown as out of reach.
-// The onlooker keeps trying to reach it.
+// firstReach is the time without an answer after which a worker is shown as out of reach.
+// The onlooker continues to try.
 const firstReach = 10 * time.Second
 
 // Pauses of an onlooker.
 const (
-	onlookPause = time.Second // pause between two checks for a command that brings the logs
+	onlookPause = time.Second // between two checks for a command that copies the logs
 	longestRest = 30 * time.Second
 )
 
-// place returns where to read the logs now.
 func (o *onlooker) place() place {
 	rec, err := record.LoadRecord(o.review.stateDir, o.review.run)
 	if err != nil {
@@ -93,7 +92,7 @@ func (o *onlooker) place() place {
 	return placeOf(rec, follow.SomeoneAt(o.review.stateDir, o.review.run), over)
 }
 
-// open returns the Deps for reaching the workers and creates them on the first call.
+// open returns the Deps for reaching the workers, which its first call makes.
 func (o *onlooker) open() (runs.Deps, error) {
 	if o.deps != nil {
 		return *o.deps, nil
@@ -107,7 +106,7 @@ func (o *onlooker) open() (runs.Deps, error) {
 	return d, nil
 }
 
-// find looks for the run where it may be. It returns a record for a run on workers, and a
+// find looks for the run in all places. It returns a record for a run on workers, and a
 // *runs.BucketRun for a run in a bucket.
 func (o *onlooker) find(ctx context.Context) (rec *record.Record, in *runs.BucketRun, err error) {
 	d, err := o.open()
@@ -146,8 +145,8 @@ func (o *onlooker) keepOn(ctx context.Context) {
 	}
 }
 
-// read reads the logs where the run is, until the run has ended or a command brings its
-// logs here.
+// read reads the logs where the run is, until the run has ended or a command copies its
+// logs to this machine.
 func (o *onlooker) read(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -173,8 +172,9 @@ func (o *onlooker) read(ctx context.Context) error {
 	return err
 }
 
-// giveWay ends the reading when a command brings the logs here. It waits until two checks
-// in a row find one, because a command that only checks looks the same for a moment.
+// giveWay ends the read when two checks in a row find a command that copies the logs to
+// this machine. One would not be enough, because a command that only checks looks the same
+// for a moment.
 func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	for seen := 0; seen < 2; {
 		if stage.Sleep(ctx, o.far.Clock, onlookPause) != nil {
@@ -233,7 +233,7 @@ func (o *onlooker) overSSH(ctx context.Context, d runs.Deps, rec *record.Record)
 // reached, otherwise from the bucket.
 func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 	begin := r.Clock.Now()
-	followed := -1 // the attempt that was followed over SSH
+	followed := -1 // attempt that was followed over SSH
 	for {
 		state, err := r.Store.State(ctx, r.Desc.Run)
 		if err != nil {
@@ -269,7 +269,7 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 			return nil
 		}
 		if err := r.StillThere(ctx, state); err != nil {
-			_ = readLogs(ctx, r, rec.Attempt, logs) // the last output of the workers
+			_ = readLogs(ctx, r, rec.Attempt, logs) // last output of the workers
 			return err
 		}
 		if err := r.Pause(ctx); err != nil {
@@ -278,9 +278,9 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 	}
 }
 
-// nearBy reads the logs on the workers until the attempt has ended, or until the workers
-// cannot be reached. The bucket says whether the run has ended. done is true if nothing is
-// to be read after that.
+// nearBy reads the logs on the workers until the attempt has ended, or the workers cannot
+// be reached. The bucket says whether the run has ended. done is true if nothing is left to
+// read.
 func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record) (done bool, err error) {
 	o.mention("")
 	_, err = o.overSSH(ctx, r.Deps, rec)
@@ -294,8 +294,8 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 }
 
 // tellBegun reports that the command has begun, or else the progress of the run. followed
-// means that the attempt was read over SSH before. If there is a notice that says why SSH
-// does not work any more, it then stays.
+// says that the attempt was read over SSH before. A notice that says why SSH does not work
+// any more then stays.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {
@@ -309,7 +309,7 @@ func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach
 	}
 }
 
-// readLogs reads that part of the logs that the bucket has.
+// readLogs reads the bucket's part of the logs.
 func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.WorkerID]*training.ReadLog) error {
 	ids := r.Desc.IDs()
 	errs := make([]error, len(ids))
@@ -330,8 +330,7 @@ func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// takeUp does what Training.takeUp does, for the Review. The Review may have no Training
-// yet. takeUp then makes one.
+// takeUp is Training.takeUp for the Review, and makes a Training if necessary.
 func (o *onlooker) takeUp(rec *record.Record) (map[tpu.WorkerID]*training.ReadLog, error) {
 	r := o.review
 	r.mu.Lock()
@@ -342,8 +341,8 @@ func (o *onlooker) takeUp(rec *record.Record) (map[tpu.WorkerID]*training.ReadLo
 	return r.training.TakeUp(rec)
 }
 
-// The journal would have entries for the start of the attempt. tellStart adds these
-// entries. Repeated calls for one attempt add nothing.
+// tellStart adds the entries that the journal would have for the start of the attempt.
+// Repeated calls for one attempt add nothing.
 func (o *onlooker) tellStart(rec *record.Record, ids []tpu.WorkerID) {
 	o.mu.Lock()
 	told := o.told
@@ -383,7 +382,7 @@ func (o *onlooker) end(sum event.Summary) {
 }
 
 // note keeps the WorkerDone events of a following: how the command ended on the workers.
-// The other events are only for a command that follows the run.
+// Other events are only for a command that follows the run.
 func (o *onlooker) note(e event.Event) {
 	if done, ok := e.(event.WorkerDone); ok {
 		o.enter(o.far.Clock.Now(), done)
@@ -416,15 +415,15 @@ func (o *onlooker) tellGone(rec *record.Record, gone []string) {
 	}
 }
 
-// forget clears the results of the last reading before a new one begins.
+// forget clears the results of the last read.
 func (o *onlooker) forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.entries, o.told, o.gone, o.trouble, o.aside = nil, 0, nil, "", ""
 }
 
-// settle ends a reading. It drops the entries, because the journal has them from now on. It
-// keeps them if only the onlooker has seen the run's end.
+// settle ends a read. It drops the entries, because the journal now has them. It keeps them
+// if only the onlooker has seen the run's end.
 func (o *onlooker) settle() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -473,8 +472,8 @@ func (o *onlooker) sees() (entries []journal.Entry, away map[tpu.WorkerID]string
 	return slices.Clone(o.entries), away, append(notices, foldAway(away)...)
 }
 
-// foldAway returns one line for each cause. The line has the workers that are out of reach
-// because of that cause.
+// foldAway returns one line for each cause, with the workers that are out of reach because
+// of it.
 func foldAway(away map[tpu.WorkerID]string) []string {
 	ids := slices.SortedFunc(maps.Keys(away), tpu.CompareWorkers)
 	causes := make([]string, len(ids))

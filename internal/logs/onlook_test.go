@@ -67,7 +67,7 @@ func TestWhoIsAtARunIsSeenUntilItLeaves(t *testing.T) {
 	runner, attached := &record.Keeper{Of: typed, StateDir: state}, &record.Keeper{Of: typed, StateDir: state}
 	runner.OpenJournal("r", "run", nil)
 	attached.OpenJournal("r", "attach", nil)
-	attached.OpenJournal("r", "attach", nil) // a further attempt
+	attached.OpenJournal("r", "attach", nil) // another attempt
 	if !follow.SomeoneAt(state, "r") || follow.SomeoneAt(state, "other") {
 		t.Error("two commands at a run are not seen, or seen at another")
 	}
@@ -81,8 +81,7 @@ func TestWhoIsAtARunIsSeenUntilItLeaves(t *testing.T) {
 	}
 }
 
-// TestBytesOfALogCountOnce lets two sources bring the same log, in pieces, at the same
-// time.
+// Two sources bring the same log, in pieces, at the same time.
 func TestBytesOfALogCountOnce(t *testing.T) {
 	t.Parallel()
 	whole := []byte(testkit.Steps(0, 500, 1))
@@ -118,8 +117,8 @@ func TestBytesOfALogCountOnce(t *testing.T) {
 	}
 }
 
-// TestALogIsReadOnFromWhereTheLocalOneEnds switches between this machine's files and
-// another source, both ways. Some workers of the run have no file here.
+// The test switches between this machine's files and another source, both ways. Some
+// workers of the run have no file here.
 func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
@@ -158,7 +157,7 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	_, _ = logs[w0].From(int64(tenth)).Write([]byte(whole[tenth:twentieth]))
 	_, _ = logs[w1].From(0).Write([]byte(whole[:tenth]))
 	look(20, 10)
-	testkit.Append(t, record.LogPath(dir, w0), whole[tenth:]) // a command brings them now, from where its file ended
+	testkit.Append(t, record.LogPath(dir, w0), whole[tenth:]) // now a command copies them, from where its file ended
 	testkit.Append(t, record.LogPath(dir, w1), whole)
 	look(30, 30)
 	if again, err := r.far.takeUp(&there); err != nil || again[w1].Offset() != int64(len(whole)) {
@@ -180,8 +179,8 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	}
 }
 
-// A following may stop or leave a run in several ways. TestWhoReadsStopsNobody ends a
-// reading in each of these ways.
+// A following may stop or leave a run in several ways. The test ends a read in each of
+// these ways.
 func TestWhoReadsStopsNobody(t *testing.T) {
 	testkit.NoLeaks(t)
 	keys := t.TempDir()

@@ -16,8 +16,8 @@ import (
 )
 
 // A Review collects the training figures of a run from its logs, and its story from its
-// journal, during the run and afterwards. It reads the files that this machine has. It asks
-// the cloud or the workers only when Follow or Fetch tells it how.
+// journal, during the run and afterwards. It reads the files on this machine. It asks the
+// cloud or the workers only after Follow or Fetch.
 type Review struct {
 	stateDir, run string
 	o             training.TrainingOptions
@@ -25,22 +25,22 @@ type Review struct {
 	mu       sync.Mutex // guards training
 	training *training.Training
 
-	far   *onlooker // nil: only this machine's files are read
+	far   *onlooker // nil: read only this machine's files
 	end   context.CancelFunc
 	group sync.WaitGroup
 }
 
 // A Look is the result of a Review at one moment.
 type Look struct {
-	Document *metrics.Document // nil while there are no logs
-	Story    *journal.Story    // never nil; empty if there is no journal
-	// Ended says that nothing more will come: the run has ended, and so has the command
-	// that followed it.
+	Document *metrics.Document // nil without logs
+	Story    *journal.Story    // never nil; empty without a journal
+	// Ended says that nothing more will come: the run has ended, as has the command that
+	// followed it.
 	Ended bool
 
-	// Away has the workers that the Review needs but cannot reach now, each with the
-	// reason. Notices has one line for each reason why logs cannot be read, including the
-	// reasons in Away.
+	// Away has the workers that the Review needs but cannot reach now, and the reasons.
+	// Notices has one line for each reason why logs cannot be read, including those in
+	// Away.
 	Away    map[tpu.WorkerID]string
 	Notices []string
 }
@@ -51,16 +51,15 @@ func OpenReview(stateDir, run string, o training.TrainingOptions) *Review {
 }
 
 // Follow makes the Review read the logs where the run is, on the workers or in the bucket
-// of a job without runner, whenever no command brings them to this machine. It reads until
-// Close. It changes nothing there and stops no process. Look reports trouble on the way.
-// Follow returns an error if neither this machine nor the workers or the bucket know the
-// run.
+// of a job without runner, while no command copies them to this machine. It reads until
+// Close. It changes nothing there and stops no process. Look reports trouble. Follow
+// returns an error if this machine, the workers and the bucket do not know the run.
 func (r *Review) Follow(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, false); err != nil || r.far == nil {
 		return err
 	}
 	if r.far.place() == placeThere {
-		if _, err := r.far.open(); err != nil { // open may ask the user, which is possible only now; the onlooker calls it again later
+		if _, err := r.far.open(); err != nil { // open may ask the user, which is only possible now; the onlooker calls it again later
 			r.far.say(err.Error())
 		}
 	}
@@ -69,7 +68,7 @@ func (r *Review) Follow(ctx context.Context, far Far) error {
 	return nil
 }
 
-// Fetch reads what Follow reads, but only once.
+// Fetch is Follow that reads only once.
 func (r *Review) Fetch(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, true); err != nil || r.far == nil || r.far.place() == placeHere {
 		return err
@@ -86,7 +85,7 @@ func (r *Review) Fetch(ctx context.Context, far Far) error {
 
 // turnTo sets r.far and checks that the run exists.
 func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
-	if r.o.LogDir != "" { // a directory of logs was named: there is no run to ask
+	if r.o.LogDir != "" { // the user named a directory of logs, so there is no run to ask
 		return nil
 	}
 	r.far = &onlooker{far: far, review: r, once: once}
@@ -109,7 +108,7 @@ func (r *Review) turnTo(ctx context.Context, far Far, once bool) error {
 	return nil
 }
 
-// Close ends the reading that Follow has begun. Look may still be called.
+// Close ends the read of Follow. Look may still be called.
 func (r *Review) Close() {
 	if r.end != nil {
 		r.end()
