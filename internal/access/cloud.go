@@ -16,7 +16,6 @@ import (
 	"multihost/internal/gcp"
 )
 
-// Options say how Cloud's client works.
 type Options struct {
 	ReadOnly  bool // refuse every call that changes something
 	Lookup    config.Lookup
@@ -25,7 +24,7 @@ type Options struct {
 }
 
 // Cloud returns a client of Google's APIs for the project, zone, endpoints and credentials
-// of a configuration. Cloud calls no API. The caller closes the client.
+// of a configuration. It calls no API. The caller closes the client.
 func Cloud(g config.Gcloud, o Options) *gcp.Client {
 	// Google's own clients read these variables.
 	quota, _ := o.Lookup("GOOGLE_CLOUD_QUOTA_PROJECT")
@@ -41,7 +40,7 @@ func Cloud(g config.Gcloud, o Options) *gcp.Client {
 	})
 }
 
-// Roots returns the roots of the APIs that workers call.
+// Roots returns the addresses of the APIs that workers call.
 func Roots(g config.Gcloud) (gcp.Roots, error) {
 	return (gcp.Config{TPUEndpoint: g.TPUEndpoint, ComputeEndpoint: g.ComputeEndpoint, StorageEndpoint: g.StorageEndpoint, SecretManagerEndpoint: g.SecretManagerEndpoint}).Roots()
 }
@@ -50,15 +49,15 @@ func Roots(g config.Gcloud) (gcp.Roots, error) {
 // Friday evening, the user renews it on Monday.
 const LoginWait = 4 * 24 * time.Hour
 
-// gcloudToken asks an installed gcloud for a token. It serves users who typed gcloud auth
-// login and nothing else.
+// gcloudToken asks an installed gcloud for a token, for users who have only typed gcloud
+// auth login.
 func gcloudToken(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("gcloud")
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet")
-	cmd.WaitDelay = time.Second // gcloud is a script: the Python that it starts outlives it
+	cmd.WaitDelay = time.Second // gcloud is a script, and the Python that it starts outlives it
 	out, err := cmd.Output()
 	var failed *exec.ExitError
 	if errors.As(err, &failed) { // its first line says why

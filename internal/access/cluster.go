@@ -25,13 +25,13 @@ func (t Tokens) Token() (*oauth2.Token, error) {
 	return &oauth2.Token{AccessToken: cmp.Or(text, "none")}, err
 }
 
-// podUser is the name that commands in pods run as. The image decides it, and nearly all
-// images say root.
+// podUser is the login of commands in pods. The image decides it, and nearly all images use
+// root.
 const podUser = "root"
 
 // Pods returns the provider of the slices that pods of a cluster hold, and the dialer that
-// reaches these pods. flags name the cluster on a command line; of is what a run's record
-// keeps of it. The caller closes the client of the provider. Pods calls no API.
+// reaches these pods. flags name the cluster on a command line. of is the cluster in a
+// run's record. The caller closes the client of the provider. Pods calls no API.
 func Pods(cfg kube.Config, flags string, o Options) (p *held.Provider, d *pods.Dialer, of *record.Cluster, err error) {
 	cfg.UserAgent, cfg.Sink = o.UserAgent, o.Sink
 	c, err := kube.New(cfg)

@@ -5,13 +5,12 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Need says which settings a command cannot do without.
+// A Need says which settings a command needs.
 type Need struct {
 	Project bool
 	Zone    bool
 }
 
-// A Problem is a wrong or missing setting.
 type Problem struct {
 	Err  error
 	Flag string // the flag that gave the value; "" if the setting is missing
