@@ -124,8 +124,8 @@ type Source struct {
 	Line     int    `json:"line,omitempty"`
 	Column   int    `json:"column,omitempty"`
 	Profile  string `json:"profile,omitempty"` // profile with the value; "": none
-	Section  string `json:"section,omitempty"` // the command for which it is; "": every command
-	Text     string `json:"text,omitempty"`    // for gcloud: the source in words
+	Section  string `json:"section,omitempty"` // command of the section; "": every command
+	Text     string `json:"text,omitempty"`    // of gcloud: the source in words
 }
 
 // String returns the source as the beginning of an error.
@@ -141,7 +141,7 @@ func (s Source) String() string {
 	return string(s.Layer)
 }
 
-// A Setting is a value for a flag and its source. A List has any number of values. Every
+// A Setting is a value for a flag and its source. A List has any number of values, every
 // other kind has one.
 type Setting struct {
 	Values []string
@@ -152,23 +152,23 @@ type Setting struct {
 type DefaultsOptions struct {
 	Lookup Lookup
 	Home   string
-	Dir    string // where the search for the project file begins; "": no search
-	// Named is a file to read instead of the project file. It is trusted like the
-	// user's own file. "none" means that no file is read.
+	Dir    string // start of the search for the project file; "": no search
+	// Named is a file to read instead of the project file, and trusted like the user's own
+	// file. "none" means no file at all.
 	Named    string
-	Profile  string // "": the profile that a file asks for
+	Profile  string // "": the profile that a file names
 	Commands []Command
 }
 
-// Defaults holds the settings of the files. A nil *Defaults has no settings.
+// Defaults has the settings of the files. A nil *Defaults has no settings.
 type Defaults struct {
-	Project, User string // paths of the files that were read; "": no such file
-	Profile       string // the active profile; "": none
-	ProfileSource Source // zero if the options asked for the profile
+	Project, User string // paths of the files; "": no such file
+	Profile       string // active profile; "": none
+	ProfileSource Source // zero if the options named the profile
 	files         []*defaultsFile
 }
 
-// defaultsFile is one file that was read.
+// defaultsFile is one file.
 type defaultsFile struct {
 	path     string
 	layer    Layer
@@ -177,12 +177,12 @@ type defaultsFile struct {
 	commands []Command
 	settings []setting
 	profiles map[string]bool
-	profile  Setting // the profile that it asks for
+	profile  Setting // profile that it names
 	faults   []error
 }
 
-// setting is a line of a file. Flags of several commands may have the same name but
-// different kinds. The setting applies only to flags of its kind.
+// setting is a line of a file. Flags of several commands may share a name but not a kind.
+// The setting is only for flags of its kind.
 type setting struct {
 	key  string
 	kind Kind
@@ -273,7 +273,7 @@ func (d *Defaults) Profiles() []string {
 	return slices.Compact(names)
 }
 
-// Find returns the settings of a flag of a command. The first one counts. The project's
+// Find returns the settings of a flag of a command. The first one is used. The project's
 // file comes before the user's. In a file, the active profile comes before the rest. In
 // each of these, a command's section comes before settings for all commands.
 func (d *Defaults) Find(command string, f Flag) []Setting {
@@ -302,8 +302,8 @@ func weight(s Source) int {
 	return w
 }
 
-// within reports whether a section applies to a command. A section applies if it names the
-// command or a group that contains it, or if it is empty.
+// within reports whether a section is for a command. The section is empty, or names the
+// command or a group with it.
 func within(command, section string) bool {
 	return section == "" || command == section || strings.HasPrefix(command, section+" ")
 }
@@ -312,7 +312,7 @@ func within(command, section string) bool {
 type ProfileError struct {
 	Name   string
 	Known  []string
-	Source Source // the place that asked for the profile; zero: the options
+	Source Source // place that names the profile; zero: the options
 }
 
 func (e *ProfileError) Error() string {
@@ -326,7 +326,7 @@ func (e *ProfileError) Error() string {
 // Fault returns fault.Usage.
 func (e *ProfileError) Fault() fault.Kind { return fault.Usage }
 
-// Hint names the profiles that exist.
+// Hint names the existing profiles.
 func (e *ProfileError) Hint() string {
 	if len(e.Known) == 0 {
 		return "profiles are made below profiles: in multihost.yaml or in the user's file; see multihost config show"
@@ -337,8 +337,7 @@ func (e *ProfileError) Hint() string {
 	return "use one of: " + strings.Join(e.Known, ", ")
 }
 
-// findUp returns the project file of dir or of the nearest directory above it. It returns
-// "" if there is none.
+// findUp returns the project file of dir or of the nearest directory above it, or "".
 func findUp(dir string) (string, error) {
 	for {
 		path := filepath.Join(dir, ProjectFile)
@@ -361,10 +360,10 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// defaultsLimit is far above the size of any file that is written by hand.
+// defaultsLimit is far above the size of any handwritten file.
 const defaultsLimit = 1 << 20
 
-// readDefaults reads a file. If check is set, it refuses a file that other users may have
+// readDefaults reads a file. With check, it refuses a file that other users may have
 // written, because the file decides what this user's commands do.
 func readDefaults(path string, check bool) ([]byte, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // a pipe would block
@@ -395,8 +394,8 @@ func readDefaults(path string, check bool) ([]byte, error) {
 	return data, nil
 }
 
-// yamlLine matches the YAML library's text for invalid YAML. The text contains the number
-// of the line. The library has no error type for it.
+// yamlLine matches the YAML library's text for invalid YAML, with the number of the line.
+// The library has no error type for it.
 var yamlLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)`)
 
 func (f *defaultsFile) parse(data []byte) error {
@@ -433,12 +432,11 @@ func (f *defaultsFile) fault(n *yaml.Node, format string, args ...any) {
 	f.faults = append(f.faults, f.at(n, format, args...))
 }
 
-// mapping reads the settings of a mapping, which is a section, a profile or the whole
-// file.
+// mapping reads the settings of a mapping: a section, a profile or the whole file.
 func (f *defaultsFile) mapping(n *yaml.Node, profile, section string) {
 	n = resolve(n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return // the user commented everything out
+		return // everything is commented out
 	}
 	if n.Kind != yaml.MappingNode {
 		f.fault(n, "want lines of the form name: value")
@@ -464,7 +462,7 @@ func (f *defaultsFile) mapping(n *yaml.Node, profile, section string) {
 			f.readProfile(key, value)
 		case value.Kind == yaml.MappingNode:
 			f.section(key, value, profile, section)
-		case value.Tag == "!!null" && section == "" && len(f.flagsOf(name)) > 0: // the user commented the section out
+		case value.Tag == "!!null" && section == "" && len(f.flagsOf(name)) > 0: // the whole section is commented out
 		default:
 			f.flag(key, value, profile, section)
 		}
@@ -472,7 +470,7 @@ func (f *defaultsFile) mapping(n *yaml.Node, profile, section string) {
 	f.twice(seen, section)
 }
 
-// resolve returns the node that an alias stands for, or n if it is no alias.
+// resolve returns the node of an alias, or n if it is no alias.
 func resolve(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -480,8 +478,8 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// profileName is strict because shells complete these names. If a name had a special
-// meaning to the shell, it could run something when the user only pressed Tab.
+// profileName is strict because shells complete these names. A name with a special meaning
+// to the shell could run something when the user presses Tab.
 var profileName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 
 func (f *defaultsFile) readProfiles(n *yaml.Node) {
@@ -554,10 +552,9 @@ func (f *defaultsFile) flagsOf(section string) []Flag {
 	return all
 }
 
-// find returns the flags that a key means in a section: one for each command that has
-// it.
+// find returns the flags of a key in a section: one for each command that has it.
 func (f *defaultsFile) find(key, section string) []Flag {
-	if len(key) < 2 { // one-letter names such as -f are for the command line only
+	if len(key) < 2 { // one-letter names like -f are for the command line only
 		return nil
 	}
 	return slices.DeleteFunc(f.flagsOf(section), func(flag Flag) bool { return !flag.Named(key) })
@@ -581,7 +578,7 @@ func (f *defaultsFile) flag(key, value *yaml.Node, profile, section string) {
 	}
 	kinds := map[Kind]bool{}
 	if !slices.ContainsFunc(flags, func(flag Flag) bool { return accepts(flag.Kind, value) }) {
-		f.values(key, value, flags[0]) // records the error
+		f.values(key, value, flags[0])
 		return
 	}
 	for _, flag := range flags {
@@ -603,8 +600,8 @@ func accepts(kind Kind, n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && wrongType(n, kind) == ""
 }
 
-// values reads the values of a flag. If they do not fit, it records a fault and returns
-// false for ok.
+// values reads the values of a flag. If they do not fit, it records a fault, and ok is
+// false.
 func (f *defaultsFile) values(key, n *yaml.Node, flag Flag) (values []string, ok bool) {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
@@ -637,8 +634,8 @@ func (f *defaultsFile) values(key, n *yaml.Node, flag Flag) (values []string, ok
 	return values, true
 }
 
-// wrongType describes a scalar that a flag of the kind cannot have as its value. It
-// returns "" if the flag can.
+// wrongType describes a scalar that a flag of the kind cannot have as its value. Otherwise
+// it returns "".
 func wrongType(n *yaml.Node, kind Kind) string {
 	plain := n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle) == 0
 	quoted := fmt.Sprintf("%q", n.Value)
@@ -675,9 +672,9 @@ func wrongType(n *yaml.Node, kind Kind) string {
 }
 
 // place returns the full path for a path in a value. A relative path is relative to the
-// directory of the file of defaults; ~/ is the home. A project's file may only name paths
-// in its own directory. A directory from somebody else must not make a command read or
-// write other files.
+// directory of the file of defaults, and ~/ is the home. A project's file may only name
+// paths in its own directory: a directory from somebody else must not make a command read
+// or write other files.
 func (f *defaultsFile) place(path string) (string, error) {
 	if path == "" || path == "-" {
 		return path, nil
@@ -694,8 +691,8 @@ func (f *defaultsFile) place(path string) (string, error) {
 	return whole, nil
 }
 
-// below reports whether path is dir or in it, both before and after symbolic links are
-// resolved. It resolves the part of the path that exists.
+// below reports whether path is dir or in it, both with and without its symbolic links. It
+// resolves the part of the path that exists.
 func below(dir, path string) bool {
 	inside := func(dir, path string) bool {
 		rel, err := filepath.Rel(dir, path)
@@ -741,7 +738,7 @@ func (f *defaultsFile) twice(seen map[string]*yaml.Node, section string) {
 	}
 }
 
-// spellings returns the names of flags that the user could have meant by the text key.
+// spellings returns the names of flags that the user may have meant by key.
 func (f *defaultsFile) spellings(key, section string) []string {
 	var names []string
 	for _, flag := range f.flagsOf(section) {
@@ -754,8 +751,8 @@ func (f *defaultsFile) spellings(key, section string) []string {
 	return names
 }
 
-// unknown records a fault for a key that has no meaning in a section. names are the
-// possible keys. unknown suggests the one that the user probably meant.
+// unknown records a fault for a key without meaning in a section. names are the possible
+// keys. unknown suggests the one that the user probably meant.
 func (f *defaultsFile) unknown(key *yaml.Node, section string, names []string) {
 	what := "is neither a flag nor a command"
 	if section != "" {

@@ -46,7 +46,8 @@ func flagsForFiles() []config.Command {
 	}
 }
 
-// files writes the files of a project and of a user. It returns the options that load them.
+// defaultsFiles writes the files of a project and of a user. It returns the options that
+// load them.
 func defaultsFiles(t *testing.T, project, user string) config.DefaultsOptions {
 	t.Helper()
 	dir := writeFiles(t, map[string]string{"p/below/x": "", "home/.config/multihost/config.yaml": user, "p/multihost.yaml": project})
@@ -215,8 +216,7 @@ func TestPathsOfAFileAreRelativeToIt(t *testing.T) {
 	}
 }
 
-// TestAProjectFileOfOthersIsRefused: everybody who may write the file decides what the
-// user runs.
+// Whoever may write the file decides what the user runs.
 func TestAProjectFileOfOthersIsRefused(t *testing.T) {
 	o := defaultsFiles(t, "zone: a\nnotify: prog\nscript-dir: /\n", "")
 	path := filepath.Join(filepath.Dir(o.Dir), config.ProjectFile)
@@ -228,7 +228,7 @@ func TestAProjectFileOfOthersIsRefused(t *testing.T) {
 	if !errors.As(err, &bad) || bad.Err.Error() != "everybody may write it" || !strings.Contains(bad.Hint(), "--config="+path) {
 		t.Errorf("a file that everybody may write: error = %v", err)
 	}
-	o.Named = path // a named file is trusted entirely
+	o.Named = path // a named file is trusted
 	if d, err := config.LoadDefaults(o); err != nil || len(said(d, "run", "notify")) != 1 {
 		t.Errorf("a file that was named: error = %v", err)
 	}
@@ -266,8 +266,7 @@ func TestOddFilesOfDefaults(t *testing.T) {
 	}
 }
 
-// FuzzDefaults checks that any text is either read, or refused with an error about that
-// file.
+// Any text is either read, or refused with an error about that file.
 func FuzzDefaults(f *testing.F) {
 	for _, s := range []string{"", "zone: a\nrun:\n  env: [A=1]\n", "a: &a [*a]\n", "? [a]\n: b\n", "profiles: {a: {run: {timeout: 5m}}}", "<<: {zone: a}", "!!binary x: y", "zone: !foo b"} {
 		f.Add(s)

@@ -12,8 +12,7 @@ import (
 type EnvVar struct {
 	Name  string
 	Value string
-	// Secret says that multihost masks the value wherever it prints it. Only
-	// SecretEnv sets it.
+	// Secret says that multihost masks the value in all its output. Only SecretEnv sets it.
 	Secret bool
 }
 
@@ -34,8 +33,8 @@ func checkEnv(name, value string) error {
 }
 
 // ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value is everything
-// after the first "=", taken literally. ParseEnvAssignments keeps the order. A name may
-// occur twice. The last value wins when the variables are applied.
+// after the first "=", taken literally. ParseEnvAssignments keeps the order. If a name
+// occurs twice, its last value is used later.
 func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, a := range assignments {
@@ -51,9 +50,8 @@ func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-// SecretEnv reads the variables called names from this machine's environment. A
-// variable that is not set is an error, because an empty secret would only fail later
-// on the workers.
+// SecretEnv reads the variables names from this machine's environment. A variable that is
+// not set is an error, because an empty secret would only fail later on the workers.
 func SecretEnv(lookup Lookup, names []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, name := range names {
@@ -101,8 +99,8 @@ func ReadEnvFile(ctx context.Context, path string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-// parseEnv parses the text of an environment file. With an error, it also returns the line
-// in which the faulty assignment begins.
+// parseEnv parses the text of an environment file. With an error, it also returns the first
+// line of the faulty assignment.
 func parseEnv(text string) (vars []EnvVar, line int, err error) {
 	rest := text
 	next := 1
@@ -119,8 +117,8 @@ func parseEnv(text string) (vars []EnvVar, line int, err error) {
 		if !ok {
 			return nil, line, errors.New("want NAME=VALUE")
 		}
-		// The value starts after the first "=" of this line. A quoted value may
-		// extend past the end of the line.
+		// The value begins after the first "=" of this line. A quoted value may be longer
+		// than the line.
 		start := strings.IndexByte(rest, '=') + 1
 		value, used, err := envValue(rest[start:])
 		if err != nil {
@@ -157,8 +155,8 @@ func assignedName(line string) (name string, ok bool) {
 	return name, ok
 }
 
-// envValue reads the value at the start of s. used is how many bytes of s belong to
-// it, its line end included.
+// envValue reads the value at the start of s. used is the number of bytes that belong to
+// it, with its line end.
 func envValue(s string) (value string, used int, err error) {
 	lead := len(s) - len(strings.TrimLeft(s, " \t"))
 	body := s[lead:]

@@ -1,13 +1,13 @@
-// Package config reads gcloud's configuration files, files of defaults, the environment
-// and flags given as text, and returns checked values. It makes no API call and reads
-// the environment only through a Lookup.
+// Package config reads gcloud's configuration files, files of defaults, the environment and
+// flags in text form, and returns checked values. It makes no API call and reads the
+// environment only through a Lookup.
 //
 // # Decisions
 //
 //   - A project's file of defaults comes with a directory, so it is trusted less than the
 //     user's own file. Other users must not be able to write it. It may name only files in
-//     its directory. Some flags are refused in it. These run a program here, name an
-//     identity, open a network, end other users' runs, or delete.
+//     its directory. It may not set flags that run a program here, name an identity, open a
+//     network, end other users' runs, or delete.
 //   - launch.EnvVar is a type of its own, although it looks like EnvVar here: launch
 //     must not know how the runner reads its files.
 package config
@@ -28,11 +28,11 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Lookup finds an environment variable, as os.LookupEnv does.
+// A Lookup finds an environment variable, like os.LookupEnv.
 type Lookup func(key string) (string, bool)
 
-// Gcloud holds the settings that multihost takes from gcloud's configuration. A field
-// that is not set is empty.
+// Gcloud has the settings that multihost takes from gcloud's configuration. A field that is
+// not set is empty.
 type Gcloud struct {
 	Account string
 	Project string
@@ -54,14 +54,13 @@ type Gcloud struct {
 	DisableAuth     bool
 	Impersonate     string
 
-	// Configuration is the name of the active configuration, "NONE" for none.
+	// Configuration is the name of the active configuration, or "NONE".
 	Configuration string
 	// Source maps the Go name of each non-empty field to the place of its value:
 	// "CLOUDSDK_CORE_PROJECT", a file and section, or a flag.
 	Source map[string]string
 }
 
-// property is one setting of gcloud that multihost uses.
 type property struct {
 	field         string // Go name in Gcloud
 	section, name string // in gcloud's files; CLOUDSDK_<SECTION>_<NAME> in the environment
@@ -93,16 +92,16 @@ func (p property) env() string {
 	return "CLOUDSDK_" + strings.ToUpper(p.section) + "_" + strings.ToUpper(p.name)
 }
 
-// LoadGcloud reads gcloud's configuration as gcloud does. In order of precedence it uses:
-// an environment variable CLOUDSDK_<SECTION>_<NAME>, the active configuration, the file
+// LoadGcloud reads gcloud's configuration like gcloud. The order of precedence is: an
+// environment variable CLOUDSDK_<SECTION>_<NAME>, the active configuration, the file
 // properties in gcloud's directory, and the file properties of the installation
 // (CLOUDSDK_ROOT_DIR). configurationFlag names the active configuration. If it is empty,
 // CLOUDSDK_ACTIVE_CONFIG_NAME names it, then the file active_config. "NONE" means no
 // configuration.
 //
-// gcloud need not be installed. If its directory is missing, nothing is set. It is an
-// error if a configuration that was named does not exist, or if a file cannot be read or
-// parsed. Empty values count as not set.
+// gcloud need not be installed. Without its directory, nothing is set. It is an error if a
+// named configuration does not exist, or if a file cannot be read or parsed. Empty values
+// count as not set.
 func LoadGcloud(lookup Lookup, home, configurationFlag string) (Gcloud, error) {
 	g := Gcloud{Source: map[string]string{}}
 	dir := gcloudDir(lookup, home)
@@ -128,8 +127,7 @@ func LoadGcloud(lookup Lookup, home, configurationFlag string) (Gcloud, error) {
 	return g, nil
 }
 
-// Override sets a field from a flag. The field is given by its Go name. An empty value
-// changes nothing.
+// Override sets the field with this Go name from a flag. An empty value changes nothing.
 func (g *Gcloud) Override(field, flag, value string) error {
 	if value == "" {
 		return nil
@@ -179,8 +177,7 @@ func (g *Gcloud) text(field string) *string {
 	}[field]
 }
 
-// gcloudBool parses the forms that gcloud accepts in its settings. Our flags accept
-// fewer.
+// gcloudBool parses the forms that gcloud accepts. Our flags accept fewer.
 func gcloudBool(value string) (bool, error) {
 	switch strings.ToLower(value) {
 	case "true", "1", "on", "yes", "y":
@@ -201,8 +198,7 @@ func gcloudDir(lookup Lookup, home string) string {
 	return filepath.Join(home, ".config", "gcloud")
 }
 
-// get returns the value of an environment variable. It returns "" if the variable is not
-// set or empty.
+// get returns the value of an environment variable, or "".
 func get(lookup Lookup, key string) string {
 	v, _ := lookup(key)
 	return v
@@ -210,8 +206,8 @@ func get(lookup Lookup, key string) string {
 
 var configurationName = regexp.MustCompile(`^[a-z][-a-z0-9]*$`)
 
-// activeName returns the name of the configuration to read. named means that a flag or
-// variable asked for it. Then the configuration must exist.
+// activeName returns the name of the configuration to read. named says that a flag or
+// variable named it. It must then exist.
 func activeName(lookup Lookup, dir, flag string) (name string, named bool, err error) {
 	asked, by := flag, "--configuration"
 	if asked == "" {
@@ -230,14 +226,14 @@ func activeName(lookup Lookup, dir, flag string) (name string, named bool, err e
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", false, fileError(filepath.Join(dir, "active_config"), err)
 	}
-	// gcloud falls back to "default" if the file does not contain a legal name.
+	// gcloud uses "default" if the file has no legal name.
 	if name := strings.TrimSpace(string(data)); name == "NONE" || configurationName.MatchString(name) {
 		return name, false, nil
 	}
 	return "default", false, nil
 }
 
-// configFile is one parsed file. In a list, files that take precedence come first.
+// configFile is one parsed file. In a list, earlier files take precedence.
 type configFile struct {
 	path string
 	ini  *ini.File
@@ -247,7 +243,7 @@ func readConfigurations(lookup Lookup, dir, name string, named bool) ([]configFi
 	var paths []string
 	if name != "NONE" {
 		path := filepath.Join(dir, "configurations", "config_"+name)
-		// gcloud uses the configuration "default" before its file exists.
+		// gcloud uses the configuration "default" even without its file.
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && named && name != "default" {
 			return nil, &ConfigurationError{Name: name, Known: knownConfigurations(dir)}
 		}
@@ -271,8 +267,8 @@ func readConfigurations(lookup Lookup, dir, name string, named bool) ([]configFi
 	return files, nil
 }
 
-// parseFile reads a file as Python's configparser does, which gcloud uses. Quotes and # are
-// part of a value. A line that begins with blanks continues the line before.
+// parseFile reads a file like Python's configparser, which gcloud uses. Quotes and # are
+// part of a value. A line that begins with blanks continues the last line.
 func parseFile(path string) (*ini.File, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -324,17 +320,17 @@ func knownConfigurations(dir string) []string {
 	return names
 }
 
-// A FileError says that a file cannot be read or has a fault in its contents.
+// A FileError says that a file cannot be read or has a fault.
 type FileError struct {
 	Path string
-	Line int // from 1; 0: the fault has no line
-	// Column is the place in the line, from 1; 0: unknown.
+	Line int // from 1; 0: none
+	// Column is the place in the line, from 1; 0: not known.
 	Column int
 	Err    error
 	Advice string // what to type, or ""
 }
 
-// fileError returns the *FileError of a failure to read path.
+// fileError returns the *FileError for a failure to read path.
 func fileError(path string, err error) *FileError {
 	var perr *fs.PathError
 	if errors.As(err, &perr) {
@@ -359,13 +355,12 @@ func (e *FileError) Fault() fault.Kind { return fault.Configuration }
 // Hint returns what to type, or "".
 func (e *FileError) Hint() string { return e.Advice }
 
-// Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }
 
 // A ConfigurationError says that a gcloud configuration does not exist.
 type ConfigurationError struct {
 	Name  string
-	Known []string // those that exist, sorted
+	Known []string // existing ones, sorted
 }
 
 func (e *ConfigurationError) Error() string {
@@ -375,7 +370,7 @@ func (e *ConfigurationError) Error() string {
 // Fault returns fault.Configuration.
 func (e *ConfigurationError) Fault() fault.Kind { return fault.Configuration }
 
-// Hint names the configurations that exist.
+// Hint names the existing configurations.
 func (e *ConfigurationError) Hint() string {
 	if len(e.Known) == 0 {
 		return "make one with: gcloud config configurations create " + e.Name + " (or use --project and --zone)"

@@ -12,9 +12,9 @@ import (
 )
 
 // ReadText reads a whole file of UTF-8 text, at most limit bytes, without its byte order
-// mark. Errors are *FileError. When ctx ends, ReadText returns its cause. The read goes on:
-// it cannot be cancelled, and a named pipe may never get a writer. ReadText therefore
-// expects the program to end when ctx ends.
+// mark. Errors are *FileError. When ctx ends, ReadText returns its cause. The read
+// continues, because nothing can cancel it, and a named pipe may never get a writer. So the
+// program should end when ctx ends.
 func ReadText(ctx context.Context, path string, limit int) (string, error) {
 	type answer struct {
 		text string
@@ -72,7 +72,7 @@ func WriteWhole(path string, data []byte) error {
 	return err
 }
 
-// WriteNew writes a new file. It is an error if the file exists.
+// WriteNew writes a new file. An existing file is an error.
 func WriteNew(path, text string, mode fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// ParseBool parses the value of the string flag name. It accepts only true and false,
-// in any case. Anything else, including "1" and "yes", is an error that says what to
-// type, because a misread boolean can change what is billed.
+// ParseBool parses the value of the string flag name. It accepts only true and false, in
+// any case. Everything else, even "1" and "yes", is an error that says what to type,
+// because a misread boolean can change what is billed.
 func ParseBool(name, value string) (bool, error) {
 	switch strings.ToLower(value) {
 	case "true":
@@ -33,8 +33,8 @@ var (
 	regionPattern = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+$`)
 )
 
-// CheckZone returns an error if zone does not have the form of Google's zones. It does
-// not know which zones exist.
+// CheckZone returns an error if zone has not the form of Google's zones. It does not know
+// which zones exist.
 func CheckZone(zone string) error {
 	switch {
 	case zone == "":
@@ -49,8 +49,7 @@ func CheckZone(zone string) error {
 
 var projectPattern = regexp.MustCompile(`^([a-z][a-z0-9.-]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$|^[0-9]+$`)
 
-// CheckProject returns an error if project does not have the form of a project id or
-// number.
+// CheckProject returns an error if project has not the form of a project id or number.
 func CheckProject(project string) error {
 	switch {
 	case project == "":
@@ -63,9 +62,9 @@ func CheckProject(project string) error {
 
 var runName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// MaxRunName is the maximum length of a run's name in bytes. Each worker has a file
-// UID-RUN-ATTEMPT.run, and a file name has at most 255 bytes. Other uses of the name
-// may allow less: the name of a queued resource has at most 63.
+// MaxRunName is the largest length of a run's name in bytes. Each worker has a file
+// UID-RUN-ATTEMPT.run, and a file name has at most 255 bytes. Other uses of the name may
+// allow less: the name of a queued resource has at most 63.
 const MaxRunName = 255 - len("4294967295-") - len("-1000000000.run")
 
 // CheckRunName returns an error if s cannot be the name of a run. The name becomes a
@@ -83,9 +82,9 @@ func CheckRunName(s string) error {
 }
 
 // RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is legal
-// as a queued resource id, with room for a slice number, and as a directory. The time in
-// the name is the present time, in the time zone of now. The last part is random, from rnd,
-// so that two runs of the same second get different names.
+// as a queued resource id, with room for a slice number, and as a directory. It has the
+// present time, in the time zone of now. The last part is random, from rnd, so that two
+// runs of the same second get different names.
 func RunName(user string, now time.Time, rnd io.Reader) string {
 	var b [2]byte
 	if _, err := io.ReadFull(rnd, b[:]); err != nil {
@@ -100,8 +99,8 @@ func RunName(user string, now time.Time, rnd io.Reader) string {
 	return fmt.Sprintf("%s-%s-%s", name, now.Format("20060102-150405"), hex.EncodeToString(b[:]))
 }
 
-// legalise converts s to lower case and replaces every rune that is no letter a-z, no
-// digit and no dash by a dash.
+// legalise converts s to lower case and replaces every rune except a letter a-z, a digit
+// and a dash by a dash.
 func legalise(s string) string {
 	return strings.Map(func(r rune) rune {
 		if (r >= 'a' && r <= 'z') || (r >= '0' && r <= '9') {
@@ -111,14 +110,13 @@ func legalise(s string) string {
 	}, strings.ToLower(s))
 }
 
-// loginFallback is the login if neither this machine nor the account has a name that
-// can be used on workers.
+// loginFallback is the login if neither this machine nor the account has a usable name.
 const loginFallback = "multihost"
 
 // LocalUser returns the default login name on workers: this machine's login in a legal
 // form. It is never root, because the workers' images refuse root logins. For root it
 // returns the local part of account, or "multihost" if that gives no name. If the login
-// differs from the local name, note is a sentence for the user; otherwise it is "".
+// differs from the local name, note is a sentence for the user, otherwise "".
 func LocalUser(lookup Lookup, account string) (login, note string) {
 	local := get(lookup, "USER")
 	for _, key := range []string{"LOGNAME", "USERNAME"} {
@@ -147,8 +145,8 @@ func LocalUser(lookup Lookup, account string) (login, note string) {
 	return login, fmt.Sprintf("login name on workers: %q (%s; --user changes it)", login, why)
 }
 
-// legalLogin turns s into a name that useradd accepts. It returns "" if s has no letter
-// a-z and no digit.
+// legalLogin turns s into a name that useradd accepts, or returns "" if s has no letter a-z
+// and no digit.
 func legalLogin(s string) string {
 	var b strings.Builder
 	letters := false
@@ -176,7 +174,7 @@ func legalLogin(s string) string {
 // StateDir returns the directory of multihost's logs and records:
 // $XDG_STATE_HOME/multihost, else ~/.local/state/multihost.
 func StateDir(lookup Lookup, home string) string {
-	// The XDG specification requires that relative paths are ignored.
+	// The XDG specification says to ignore relative paths.
 	if dir := get(lookup, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "multihost")
 	}
@@ -185,7 +183,7 @@ func StateDir(lookup Lookup, home string) string {
 
 // RuntimeDir returns the directory of the sockets and records of running processes:
 // $XDG_RUNTIME_DIR/multihost, else a directory of this user below $TMPDIR or /tmp. The
-// caller that creates it must give it mode 0700.
+// caller that makes it must give it mode 0700.
 func RuntimeDir(lookup Lookup) string {
 	if dir := get(lookup, "XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "multihost")
@@ -197,8 +195,7 @@ func RuntimeDir(lookup Lookup) string {
 	return filepath.Join(tmp, "multihost-"+strconv.Itoa(os.Getuid()))
 }
 
-// ParseSize reads a number of bytes with an optional kB, MB or GB. The text "none" means
-// -1.
+// ParseSize reads a number of bytes with an optional kB, MB or GB. "none" means -1.
 func ParseSize(text string) (int64, error) {
 	if text == "none" {
 		return -1, nil
@@ -221,7 +218,7 @@ func ParseSize(text string) (int64, error) {
 	return n * scale, nil
 }
 
-// ParseLimit reads a number that is 0 or more. The text "unlimited" means -1.
+// ParseLimit reads a number that is 0 or more. "unlimited" means -1.
 func ParseLimit(text string) (int, error) {
 	if text == "unlimited" {
 		return -1, nil
@@ -233,11 +230,11 @@ func ParseLimit(text string) (int, error) {
 	return n, err
 }
 
-// sinceForms are the forms of a time without a zone. Such a time is in the local zone.
+// sinceForms are forms of times without a zone, which are in the local zone.
 var sinceForms = []string{"2006-01-02T15:04:05", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02 15:04", "2006-01-02", "15:04:05", "15:04"}
 
 // ParseSince reads a duration before now, or a time. A time of day without a date means
-// today. If that time is still to come today, it means yesterday.
+// today, or yesterday if that time is still to come today.
 func ParseSince(text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		if d < 0 {
