@@ -190,7 +190,7 @@ func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	}
 }
 
-// A permission has the commands that need it.
+// A permission is the name of a permission, with the commands that need it.
 type permission struct {
 	name  string
 	uses  []string
