@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Clock tells the time and waits. The zero Proxy uses the system's.
+// A Clock tells the time and waits. Proxy's default is the system's.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -16,13 +16,13 @@ type systemClock struct{}
 func (systemClock) Now() time.Time                         { return time.Now() }
 func (systemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// permanentError marks a failure that another try cannot fix.
+// permanentError marks a failure that a retry cannot cure.
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error   { return e.error }
 func (e permanentError) Permanent() bool { return true }
 
-// noAnswerError is the cause when a try took too long.
+// noAnswerError is the cause of a try that took too long.
 type noAnswerError time.Duration
 
 func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %s", time.Duration(e)) }

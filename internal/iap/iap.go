@@ -27,9 +27,9 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Proxy opens TCP connections to instances that have no external address, through
-// Google's Identity-Aware Proxy. Only the field Project is required. The methods of a Proxy
-// are safe for concurrent use. Do not change its fields after the first Dial.
+// A Proxy opens TCP connections to instances without an external address, through Google's
+// Identity-Aware Proxy. Only the field Project is required. Its methods are safe for
+// concurrent use. Do not change its fields after the first Dial.
 //
 // A tunnel outlives the WebSocket that carries it. Each side counts the bytes of both
 // directions and keeps the bytes that the other side has not confirmed. When the
@@ -46,17 +46,17 @@ type Proxy struct {
 	Project string
 
 	// Token returns an access token of the scope cloud-platform. It is called at every
-	// connect and reconnect, since a tunnel lives longer than a token. It must return
+	// connect and reconnect, because a tunnel lives longer than a token. It must return
 	// when its context ends. Nil: no token is sent.
 	Token func(ctx context.Context) (string, error)
 
 	// HTTPClient makes the WebSocket handshakes. Default: http.DefaultClient.
 	HTTPClient *http.Client
 
-	// Clock paces reconnects. Default: the system's.
+	// Clock gives the pauses between reconnects. Default: the system's.
 	Clock Clock
 
-	openLimit time.Duration // default openLimit; tests set a shorter one
+	openLimit time.Duration // default: openLimit; shorter in tests
 }
 
 const (
@@ -64,64 +64,62 @@ const (
 	subprotocol     = "relay.tunnel.cloudproxy.app"
 	origin          = "bot:iap-tunneler" // the relay refuses browsers' origins
 
-	// openLimit bounds one connect or reconnect: token, handshake and the
-	// relay's own connect to the instance. gcloud waits as long.
+	// openLimit limits one connect or reconnect: token, handshake and the relay's own
+	// connect to the instance. gcloud waits as long.
 	openLimit = 60 * time.Second
 
 	// reconnectLimit is how long a broken tunnel tries to reconnect, as with gcloud.
 	// The keepalives of SSH give up much earlier.
 	reconnectLimit = 15 * time.Minute
 
-	// stallLimit is how long the relay may be silent after we sent bytes. After that, its
-	// WebSocket counts as dead. Without this limit, a path that vanished without a reset
-	// would go unnoticed for minutes. The limit is longer than Config.KeepAlive, because
-	// the answers to keepalives are the sign of life of an idle SSH connection. Together
-	// with stallCheck it is shorter than three KeepAlive, so that a new WebSocket exists
-	// before the connection is given up. A protocol that never answers pays one needless
-	// reconnect.
+	// stallLimit is how long the relay may be silent after we sent bytes. Then its
+	// WebSocket counts as dead. Otherwise a path that vanished without a reset would go
+	// unnoticed for minutes. The limit is longer than Config.KeepAlive, because an idle SSH
+	// connection only gets answers to keepalives. Together with stallCheck it is shorter
+	// than three KeepAlive, so that a new WebSocket exists before the connection is given
+	// up. A protocol that never answers pays one useless reconnect.
 	stallLimit = 15 * time.Second
 	stallCheck = 5 * time.Second
 
-	// settled is an age. A WebSocket of this age proves that the relay works, even if no
-	// byte passed.
+	// A WebSocket of the age settled proves that the relay works, even without a byte.
 	settled = 30 * time.Second
 
 	// linger limits how long Close sends the rest of the written bytes.
 	linger = 2 * time.Second
 
-	// After linger, Close waits at most goodbye for the relay to answer the close frame.
-	// Without that frame the relay would keep the worker's side open. The frame is on its
-	// way when the wait begins. During the wait we receive all bytes that the relay still
-	// sends, because unread bytes would make our kernel reset the connection.
+	// After linger, Close waits at most goodbye for the relay's answer to the close frame.
+	// Without that frame the relay would hold the worker's side open. The frame is on its
+	// way when the wait begins. Meanwhile we receive all bytes that the relay still sends,
+	// because unread bytes would make our kernel reset the connection.
 	goodbye = 100 * time.Millisecond
 
-	// sendWindow bounds the bytes kept for sending again. It allows 7 MB/s at a round
-	// trip of 150 ms. Writers wait while it is full.
+	// sendWindow limits the bytes kept for sending again. It allows 7 MB/s at a round trip
+	// of 150 ms. Writers wait while it is full.
 	sendWindow = 1 << 20
 
-	// readWindow bounds the bytes that wait for Read. The relay's own window controls the
-	// flow, since we acknowledge bytes when they are read, not when they arrive. This bound
-	// protects against a relay without a window. It is generous because acknowledgements
-	// queue behind data. If both windows are full, and the reader waits for its own Write,
-	// as the reader of x/crypto/ssh may, a tunnel that stops receiving would deadlock.
+	// readWindow limits the bytes that wait for Read. The relay's own window controls the
+	// flow, because we acknowledge bytes when they are read, not when they arrive. This
+	// limit protects against a relay without a window. It is large because acknowledgements
+	// queue behind data. Without room, a tunnel would deadlock if both windows are full and
+	// the reader waits for its own Write, as the reader of x/crypto/ssh may.
 	readWindow = 4 << 20
 
-	// ackAfter is how many bytes are read before they are acknowledged.
+	// ackAfter is how many bytes are read before an acknowledgement.
 	ackAfter = 2 * relayMaxData
 
-	// keepBuffer is the largest buffer that an idle tunnel holds on to.
+	// keepBuffer limits the buffer of an idle tunnel.
 	keepBuffer = 64 << 10
 )
 
-// Dial connects to a port of an instance's network interface, such as "nic0". "" means
-// "nic0". Dial ends when ctx does. After Dial has returned, ctx does not affect the
-// connection. The error is an *Error. The connection owns its goroutines; Close ends them.
+// Dial connects to a port of an instance's network interface, for example "nic0", which ""
+// also means. Dial ends when ctx does. After that, ctx does not affect the connection. The
+// error is an *Error. The connection owns its goroutines; Close ends them.
 //
 // Write returns when the bytes are in the window of bytes that the relay has not confirmed.
 // Read returns io.EOF when the instance closed the connection in good order, and a
 // *net.OpError with an *Error when the tunnel broke. Close takes a round trip or a tenth of
-// a second. It takes up to two seconds while bytes that were written are not yet sent. So
-// close many connections at once, not in turn.
+// a second, or up to two seconds while written bytes are not yet sent. So close many
+// connections at the same time.
 func (t *Proxy) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
 	if nic == "" {
 		nic = "nic0"
@@ -162,36 +160,36 @@ type address string
 func (a address) Network() string { return "iap" }
 func (a address) String() string  { return string(a) }
 
-// tunnel is a tunnel. Offsets count from the first byte of their direction, as the
-// relay's do.
+// tunnel is a tunnel. Offsets count from the first byte of their direction, like the
+// relay's.
 type tunnel struct {
 	iap    *Proxy
 	target target
 	clock  Clock
 
-	ctx     context.Context // ends with the tunnel; it is not the context of Dial
+	ctx     context.Context // ends with the tunnel; not the context of Dial
 	cancel  context.CancelCauseFunc
 	closing chan struct{} // closed by Close
 	done    chan struct{} // closed when run has ended
 
-	writing sync.Mutex // one Write at a time, so that two never mix
+	writing sync.Mutex // held during a Write, so that two never mix
 
 	mu      sync.Mutex
-	changed sync.Cond // signals a change of anything below
+	changed sync.Cond // signals a change below
 	closed  bool      // by Close
 	up      bool      // a WebSocket is being served
 	err     error     // why the tunnel ended; io.EOF: in good order
 	local   net.Addr
 	sid     []byte // identifies the tunnel at a reconnect
 
-	inbox    buffer // received and not read
+	inbox    buffer // received, to be read
 	received uint64 // offset of inbox's end
-	acked    uint64 // offset that our last acknowledgement named
+	acked    uint64 // offset in our last acknowledgement
 
-	outbox    buffer // written and not confirmed
+	outbox    buffer // written, to be confirmed
 	confirmed uint64 // offset of outbox's start
-	sent      uint64 // offset of the byte that this WebSocket sends next
-	sentMost  uint64 // the highest value that sent ever had
+	sent      uint64 // offset of the next byte on this WebSocket
+	sentMost  uint64 // largest value that sent ever had
 
 	waiting  time.Time // when we first sent data after the relay's last frame; zero: not yet
 	opened   time.Time // when this WebSocket was opened
@@ -204,7 +202,7 @@ type tunnel struct {
 	brokenSince time.Time // when the connection broke, before these reconnects
 }
 
-// run keeps the tunnel alive until it ends.
+// run keeps the tunnel open until it ends.
 func (c *tunnel) run(ws *websocket.Conn) {
 	defer close(c.done)
 	for ws != nil {
@@ -216,7 +214,7 @@ func (c *tunnel) run(ws *websocket.Conn) {
 	}
 }
 
-// end ends the tunnel. err is the reason. Bytes that were received can still be read.
+// end ends the tunnel because of err. Received bytes can still be read.
 func (c *tunnel) end(err error) {
 	c.cancel(err)
 	c.mu.Lock()
@@ -226,7 +224,7 @@ func (c *tunnel) end(err error) {
 	c.changed.Broadcast()
 }
 
-// serve moves bytes over ws until it breaks and returns why.
+// serve moves bytes over ws until it breaks, and returns why.
 func (c *tunnel) serve(ws *websocket.Conn) error {
 	ctx, cancel := context.WithCancelCause(c.ctx)
 	defer cancel(nil)
@@ -234,7 +232,7 @@ func (c *tunnel) serve(ws *websocket.Conn) error {
 	wg.Go(func() { cancel(c.receive(ctx, ws)) })
 	wg.Go(func() { c.watch(ctx, cancel) })
 	if err := c.send(ctx, ws, cancel); err != nil && ctx.Err() == nil {
-		// A relay sends its reason before it hangs up. Give the receiver time to read it.
+		// A relay sends its reason before it closes. Give the receiver time to read it.
 		select {
 		case <-ctx.Done():
 		case <-c.clock.After(time.Second):
@@ -248,7 +246,7 @@ func (c *tunnel) serve(ws *websocket.Conn) error {
 }
 
 // send writes data and acknowledgements to ws until ctx ends or ws breaks. When the tunnel
-// is closed, send sends the remaining bytes and closes ws in good order.
+// is closed, it sends the remaining bytes and closes ws in good order.
 func (c *tunnel) send(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) error {
 	defer context.AfterFunc(ctx, c.wake)()
 	var frame []byte
@@ -267,8 +265,8 @@ func (c *tunnel) send(ctx context.Context, ws *websocket.Conn, cancel context.Ca
 	}
 }
 
-// takeLeave closes ws in good order. After goodbye it ends ctx, which is the receiver's
-// context, so that the wait ends. The WebSocket library itself would wait for ten seconds.
+// takeLeave closes ws in good order. After goodbye it ends the receiver's context ctx, so
+// that the wait ends. The WebSocket library itself would wait for ten seconds.
 func (c *tunnel) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -289,7 +287,7 @@ func (c *tunnel) nextFrame(ctx context.Context, buf []byte) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ctx.Err() == nil {
-		// Send acknowledgements first: a relay whose window is full waits for them.
+		// Acknowledgements first: a relay with a full window waits for them.
 		if read := c.received - uint64(c.inbox.len()); read > c.acked+ackAfter {
 			c.acked = read
 			return appendAckFrame(buf, read)
@@ -356,7 +354,7 @@ func (c *tunnel) take(ctx context.Context, f relayFrame) error {
 	return nil
 }
 
-// confirm drops the bytes up to offset upTo, because the relay has them. c.mu is held.
+// confirm drops the bytes up to the offset upTo, because the relay has them. c.mu is held.
 func (c *tunnel) confirm(upTo uint64) error {
 	switch {
 	case upTo > c.sentMost:
@@ -380,7 +378,7 @@ func (c *tunnel) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		case <-c.clock.After(stallCheck):
 		}
 		c.mu.Lock()
-		// While the inbox is full, we do not receive, so the relay is not to blame.
+		// While the inbox is full, we do not receive, so a silence is not the relay's.
 		stalled := !c.waiting.IsZero() && c.inbox.len() < readWindow &&
 			c.clock.Now().Sub(c.waiting) >= stallLimit
 		c.mu.Unlock()
@@ -432,10 +430,10 @@ func (c *tunnel) reconnect(cause error) (*websocket.Conn, error) {
 	}
 }
 
-// reconnectWait returns the pause before a reconnect. After one restart of a relay has cut
-// the tunnels of 2048 workers, the first pause is just long enough that they do not all
-// reconnect in one moment. Later pauses start at 1 s and grow by a half to 20 s; half of
-// each is random.
+// reconnectWait returns the pause before a reconnect. If a restart of a relay has cut the
+// tunnels of 2048 workers, the first pause is just long enough that they do not all
+// reconnect in one moment. Later pauses grow by a half from 1 s to 20 s. Half of each is
+// random.
 func reconnectWait(tries int) time.Duration {
 	if tries == 0 {
 		return rand.N(250 * time.Millisecond)
@@ -447,8 +445,8 @@ func reconnectWait(tries int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// open opens a WebSocket for the tunnel. The tunnel is new, or the relay knows it by its
-// sid. The error is an *Error.
+// open opens a WebSocket for the tunnel, which is new, or known to the relay by its sid.
+// The error is an *Error.
 func (c *tunnel) open(ctx context.Context) (*websocket.Conn, error) {
 	limit := c.iap.openLimit
 	if limit <= 0 {
@@ -485,7 +483,7 @@ func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	if c.iap.HTTPClient != nil {
 		client = c.iap.HTTPClient
 	}
-	// A redirect leads to a login page. It means that the relay has refused us.
+	// A redirect leads to a login page, and means that the relay has refused us.
 	here := *client
 	here.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
@@ -509,8 +507,7 @@ func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// address returns the URL for a new tunnel. If there is a sid, it returns the URL for the
-// tunnel's next WebSocket.
+// address returns the URL for a new tunnel, or with a sid for the tunnel's next WebSocket.
 func (c *tunnel) address() (string, error) {
 	if c.target.project == "" || c.target.zone == "" || c.target.instance == "" {
 		return "", errors.New("project, zone and instance must be known")
@@ -559,8 +556,8 @@ func (c *tunnel) greet(ctx context.Context, ws *websocket.Conn) error {
 	}
 }
 
-// greeted handles a frame that arrived before the greeting or as the greeting. It reports
-// whether the frame is the greeting. c.mu is held.
+// greeted handles a frame before the greeting, or the greeting itself. It reports whether
+// the frame is the greeting. c.mu is held.
 func (c *tunnel) greeted(f relayFrame) (bool, error) {
 	wasNew := c.sid == nil
 	switch {
@@ -655,8 +652,8 @@ func (c *tunnel) Write(p []byte) (int, error) {
 	}
 }
 
-// Close implements net.Conn. When it returns, all goroutines of the tunnel have ended.
-// Closing twice is no error.
+// Close implements net.Conn. When it returns, all goroutines of the tunnel have ended. It
+// may be called twice.
 func (c *tunnel) Close() error {
 	c.mu.Lock()
 	first, up := !c.closed, c.up
@@ -689,7 +686,7 @@ func (c *tunnel) LocalAddr() net.Addr {
 	return c.local
 }
 
-// RemoteAddr implements net.Conn. It is the instance and its port.
+// RemoteAddr implements net.Conn: the instance and its port.
 func (c *tunnel) RemoteAddr() net.Addr { return address(c.target.String()) }
 
 // SetDeadline implements net.Conn.
@@ -706,7 +703,7 @@ func (c *tunnel) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.w
 // buffer is a queue of bytes.
 type buffer struct {
 	all  []byte
-	gone int // how many bytes at the start of all were dropped
+	gone int // bytes dropped from the start of all
 }
 
 func (b *buffer) bytes() []byte { return b.all[b.gone:] }
@@ -732,8 +729,8 @@ func (b *buffer) drop(n int) {
 	}
 }
 
-// deadline is a deadline in the system's time, even if Proxy.Clock tells another time.
-// net.Conn requires that.
+// deadline is a deadline in the system's time, whatever Proxy.Clock is, because net.Conn
+// requires that.
 type deadline struct {
 	timer   *time.Timer
 	expired bool
@@ -780,42 +777,41 @@ func (c *tunnel) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: "iap", Addr: c.RemoteAddr(), Err: err}
 }
 
-// The frames of the SSH relay protocol, version 4. Each binary message holds one frame:
-// a tag of two bytes, then the fields of that tag, most significant byte first.
+// Frames of the SSH relay protocol, version 4. Each binary message has one frame: a tag of
+// two bytes, then the fields of that tag, most significant byte first.
 const (
 	relaySID         = 0x0001 // u32 length, session id: a new tunnel is open
-	relayReconnected = 0x0002 // u64: how many of our bytes the relay has
+	relayReconnected = 0x0002 // u64: number of our bytes that the relay has
 	relayData        = 0x0004 // u32 length, bytes
 	relayAck         = 0x0007 // u64, as relayReconnected
 
 	relayMaxData    = 16384
-	relayMaxMessage = 64 << 10 // more than any relay has a reason to send
+	relayMaxMessage = 64 << 10 // more than a relay ever has to send
 )
 
-// relayFrame is a received frame. data is the session id or the bytes, and belongs to
-// the buffer that it was read into. count is the number.
+// relayFrame is a received frame. data is the session id or the bytes, and belongs to the
+// read buffer. count is the number.
 type relayFrame struct {
 	tag   uint16
 	data  []byte
 	count uint64
 }
 
-// errShortFrame reports a frame that is cut off. The connection may break in the middle of
-// a message, between two fragments or two reads. The WebSocket library takes that for the
-// end of the message, so the frame looks cut off.
+// errShortFrame says that a frame is cut off. The connection may break in the middle of a
+// message, between two fragments or two reads. The WebSocket library takes that for the end
+// of the message.
 var errShortFrame = errors.New("incomplete frame from the relay")
 
-// errRelaySilent is the reason when a WebSocket was given up because the relay was
-// silent.
+// errRelaySilent is the reason for giving up a WebSocket of a silent relay.
 var errRelaySilent = errors.New("relay does not answer")
 
-// protocolError reports a relay that violates the protocol.
+// protocolError says that a relay violates the protocol.
 type protocolError string
 
 func (e protocolError) Error() string { return "relay broke the protocol: it " + string(e) }
 
-// parseRelayFrame reads a frame. It ignores bytes behind the frame, and everything that
-// follows an unknown tag.
+// parseRelayFrame reads a frame. It ignores bytes behind the frame, and everything behind
+// an unknown tag.
 func parseRelayFrame(msg []byte) (relayFrame, error) {
 	if len(msg) < 2 {
 		return relayFrame{}, errShortFrame
@@ -883,14 +879,14 @@ func readRelayFrame(ctx context.Context, ws *websocket.Conn, buf *[]byte) (relay
 	}
 }
 
-// Error reports why a tunnel could not be opened, or why it ended. At most one of
-// Code and HTTP is not zero.
+// Error says why a tunnel could not be opened, or why it ended. At most one of Code and
+// HTTP is not zero.
 type Error struct {
 	Project, Zone, Instance string
 	Port                    int
 
-	Code int // code with which the relay closed the WebSocket
-	HTTP int // status with which the relay refused the WebSocket
+	Code int // relay's close code of the WebSocket
+	HTTP int // relay's HTTP status of a refused WebSocket
 	Err  error
 }
 
@@ -908,15 +904,15 @@ func (e *Error) Error() string {
 // Fault returns fault.Unavailable.
 func (e *Error) Fault() fault.Kind { return fault.Unavailable }
 
-// Cause returns the text of the error without the name of the VM.
+// Cause returns the text of the error without the VM's name.
 func (e *Error) Cause() string {
 	return strings.Replace(e.Error(), fmt.Sprintf(" to %q", e.Instance), "", 1)
 }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// explain returns the error of a tunnel that could not be opened or broke. It is the
-// relay's reason if there is one, otherwise our own reason, otherwise err.
+// explain returns the error of a tunnel that could not be opened or broke: the relay's
+// reason, or else our own, or else err.
 func (t target) explain(ctx context.Context, err error) *Error {
 	var told *Error
 	var closed websocket.CloseError
@@ -955,10 +951,9 @@ func (t target) closedWith(e websocket.CloseError) *Error {
 	return t.newError(code, 0, err)
 }
 
-// refused returns the error for a handshake that the relay answered with another HTTP
-// status.
+// refused returns the error for a handshake with another HTTP status.
 func (t target) refused(resp *http.Response) *Error {
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // the part that arrived is enough
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // a part of the text is enough
 	reason := oneLine(htmlTag.ReplaceAllString(string(text), " "))
 	if reason == "" {
 		reason = strings.ToLower(http.StatusText(resp.StatusCode))
@@ -981,8 +976,7 @@ func oneLine(s string) string {
 	return s
 }
 
-// The codes with which the relay closes a WebSocket. Only those are here that mean
-// something to a user.
+// Those of the relay's close codes for a WebSocket that mean something to a user.
 const (
 	sidUnknown        = 4001
 	sidInUse          = 4002
@@ -996,7 +990,7 @@ const (
 	rewindFailed      = 4074
 )
 
-// codeText returns what a code means, for a relay that gives no reason.
+// codeText returns the meaning of a code from a relay that gives no reason.
 func codeText(code int) string {
 	switch code {
 	case sidUnknown:
@@ -1019,7 +1013,7 @@ func codeText(code int) string {
 	return "no reason given"
 }
 
-// Hint names the likely cause and says what to type. It may be empty.
+// Hint names the likely cause and says what to type. It may be "".
 func (e *Error) Hint() string {
 	switch e.HTTP {
 	case http.StatusUnauthorized:
@@ -1071,9 +1065,9 @@ func (e *Error) Permanent() bool {
 	return e.Code == notAuthorized || errors.As(e.Err, &p) && p.Permanent()
 }
 
-// mendable reports whether a reconnect can help. An error without the relay's HTTP status
-// or code means a broken path, which a reconnect can repair. Protocol violations and
-// permanent errors are exceptions.
+// mendable reports whether a reconnect can help. It cannot after a protocol violation or a
+// permanent error. Any other error without the relay's HTTP status or code means a broken
+// path, which a reconnect can repair.
 func (e *Error) mendable() bool {
 	var protocol protocolError
 	var permanent permanentError

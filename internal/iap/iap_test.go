@@ -62,7 +62,7 @@ func checkEcho(t *testing.T, c net.Conn, data []byte) {
 	}
 }
 
-// TestNothingLostOrDoubled cuts the WebSocket every 40 KB in both directions.
+// The test cuts the WebSocket every 40 KB in both directions.
 func TestNothingLostOrDoubled(t *testing.T) {
 	const cut = 40_000
 	for _, row := range []struct {
@@ -82,8 +82,8 @@ func TestNothingLostOrDoubled(t *testing.T) {
 			testkit.NoLeaks(t)
 			r := newRelay(t, newTarget(t, echo), row.relay)
 			checkEcho(t, r.dial(t), randomBytes(row.size))
-			// A cut can hit the sending and the receiving direction at the same moment, so
-			// not every cut adds a connect.
+			// A cut can hit both directions at the same moment, so not every cut adds a
+			// connect.
 			if cuts := row.size / cut; row.name != "no cuts" && r.connects() < cuts {
 				t.Errorf("%d connects, want at least %d", r.connects(), cuts)
 			}
@@ -150,8 +150,7 @@ func TestBuffer(t *testing.T) {
 	}
 }
 
-// TestWriteDoesNotWaitForRead reads no data before everything is written. So
-// acknowledgements queue behind data.
+// Nothing is read before everything is written, so acknowledgements queue behind data.
 func TestWriteDoesNotWaitForRead(t *testing.T) {
 	testkit.NoLeaks(t)
 	data := randomBytes(3 * sendWindow)
@@ -188,7 +187,7 @@ func TestATunnelIsANetConn(t *testing.T) {
 			<-ended
 		}))
 		proxy := r.iap()
-		proxy.Clock = leisurelyClock{} // Close has the time to send what was written
+		proxy.Clock = leisurelyClock{} // time for Close to send all
 		c1, err = proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 		if err != nil {
 			return nil, nil, nil, err
@@ -419,7 +418,7 @@ func TestCloseSendsWhatWasWritten(t *testing.T) {
 		got <- all
 	}))
 	proxy := r.iap()
-	proxy.Clock = leisurelyClock{} // Close has the time
+	proxy.Clock = leisurelyClock{} // time for Close
 	c, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if err != nil {
 		t.Fatal(err)
@@ -596,7 +595,7 @@ func TestTokenIsFetchedAnew(t *testing.T) {
 	r := newRelay(t, newTarget(t, echo))
 	var asked atomic.Int32
 	proxy := r.iap()
-	proxy.Clock = nil // a hasty clock might find the relay silent
+	proxy.Clock = nil // by a fast clock the relay might seem silent
 	proxy.Token = func(context.Context) (string, error) { return fmt.Sprint("token", asked.Add(1)), nil }
 	c, err := proxy.Dial(t.Context(), "z1", "vm1", "nic0", 22)
 	if err != nil {
@@ -649,7 +648,7 @@ func TestMemoryIsBounded(t *testing.T) {
 			return conn.inbox.len()
 		}
 		testkit.Eventually(t, "the window is full", func() bool { return waiting() >= readWindow })
-		// The silence here is not the relay's fault.
+		// Here the relay is not the cause of the silence.
 		if _, err := io.WriteString(c, "x"); err != nil {
 			t.Fatal(err)
 		}

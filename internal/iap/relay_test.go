@@ -23,7 +23,7 @@ import (
 
 // A relay is a server of the SSH relay protocol that leads every tunnel to one TCP address.
 // It is strict: input that Google's relay might refuse fails the test. Its fields say which
-// faults it has. Set them before use. Fields of an atomic type can be set at any time.
+// faults it has. Set them before use. Atomic fields can be set at any time.
 type relay struct {
 	t      testing.TB
 	target string
@@ -31,22 +31,22 @@ type relay struct {
 	client *http.Client
 
 	// The relay cuts a connection after that many bytes to the client (out) or from the
-	// client (in). It cuts in the middle of a frame, or after it.
+	// client (in), in the middle of a frame or after it.
 	cutOut, cutIn       int
 	cutOutFrame, cutInF int
 
-	cutFragments atomic.Int32 // how many times to cut within a message, after a fragment
+	cutFragments atomic.Int32 // how often to cut within a message, after a fragment
 
 	oddFrames bool                     // data in frames of all sizes, messages in fragments
 	loseAcks  atomic.Bool              // every second acknowledgement is lost, in both directions
 	deaf      atomic.Bool              // reads nothing from new WebSockets
 	mute      atomic.Bool              // sends nothing, not even a greeting
-	unbounded bool                     // sends without regard to acknowledgements
-	expired   atomic.Bool              // session ids are not known any more
+	unbounded bool                     // ignores acknowledgements
+	expired   atomic.Bool              // does not know session ids any more
 	refuse    func(path string) int    // HTTP status of a refusal; 0: none
-	closeWith func(path string) int    // close code instead of a greeting, 0: none
-	greeting  func(path string) []byte // sent in the place of the greeting
-	noTarget  int                      // close code when the target hangs up; default 1000
+	closeWith func(path string) int    // close code instead of a greeting; 0: none
+	greeting  func(path string) []byte // in place of the usual greeting
+	noTarget  int                      // close code when the target closes; default 1000
 
 	mu       sync.Mutex
 	sessions map[string]*relaySession
@@ -59,7 +59,7 @@ type relay struct {
 
 const relayWindow = 256 << 10
 
-// relaySession is a tunnel as the relay sees it.
+// relaySession is a tunnel, on the relay's side.
 type relaySession struct {
 	relay   *relay
 	sid     string
@@ -70,14 +70,14 @@ type relaySession struct {
 
 	mu       sync.Mutex
 	changed  *sync.Cond
-	stop     context.CancelFunc // stops the WebSocket that serves, or nil
-	out      []byte             // bytes sent to the client and not acknowledged
+	stop     context.CancelFunc // stops the active WebSocket, or nil
+	out      []byte             // sent to the client and not acknowledged
 	outBase  uint64
-	outMost  uint64 // the largest offset that was sent
-	in       uint64 // number of bytes from the client that were written to the backend
+	outMost  uint64 // largest sent offset
+	in       uint64 // bytes from the client to the backend
 	inAcked  uint64
-	most     uint64 // the largest number of the client's bytes in flight
-	ended    bool   // the backend hung up
+	most     uint64 // largest number of the client's bytes in flight
+	ended    bool   // the backend has closed
 	farewell chan websocket.StatusCode
 }
 
@@ -305,7 +305,7 @@ func (s *relaySession) end() {
 	s.detach()
 }
 
-// serve carries the session over ws, after the previous WebSocket has ended.
+// serve carries the session over ws, after the last WebSocket has ended.
 func (s *relaySession) serve(ws *websocket.Conn, greeting []byte, ack uint64) {
 	s.detach()
 	s.serving.Lock()
@@ -333,7 +333,7 @@ func (s *relaySession) serve(ws *websocket.Conn, greeting []byte, ack uint64) {
 	wg.Wait()
 }
 
-// acknowledged forgets the bytes that the client has. s.mu is held.
+// acknowledged drops the bytes that the client has. s.mu is held.
 func (s *relaySession) acknowledged(ack uint64) {
 	if ack > s.outMost {
 		s.relay.t.Errorf("client acknowledged %d bytes of %d", ack, s.outMost)
@@ -400,8 +400,8 @@ func (s *relaySession) toClient(ctx context.Context, ws *websocket.Conn, greetin
 	}
 }
 
-// write sends a message. With oddFrames it first sends a message of an unknown tag, and
-// then the message in fragments.
+// write sends a message. With oddFrames it first sends a message of an unknown tag, then
+// the message in fragments.
 func (r *relay) write(ctx context.Context, ws *websocket.Conn, msg []byte) error {
 	if len(msg) > 100 && r.cutFragments.Add(-1) >= 0 {
 		return r.writeHalf(ctx, ws, msg)
@@ -426,7 +426,7 @@ func (r *relay) write(ctx context.Context, ws *websocket.Conn, msg []byte) error
 	return w.Close()
 }
 
-// writeHalf sends the first fragment of a message, and then never another.
+// writeHalf sends only the first fragment of a message.
 func (r *relay) writeHalf(ctx context.Context, ws *websocket.Conn, msg []byte) error {
 	w, err := ws.Writer(ctx, websocket.MessageBinary)
 	if err != nil {
@@ -515,7 +515,7 @@ func (l cutListener) Accept() (net.Conn, error) {
 type cutConn struct {
 	net.Conn
 	relay   *relay
-	in, out int // used by one goroutine each
+	in, out int // each used by one goroutine
 }
 
 var errCut = errors.New("cut")
@@ -545,8 +545,8 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hastyClock makes waits a hundred times shorter and shows them to the caller. If the relay
-// gets no processor for some tenths of a second, it is silent by this clock.
+// hastyClock makes waits a hundred times shorter and reports them to the test. A relay
+// without processor for some tenths of a second is silent by this clock.
 type hastyClock struct {
 	scale time.Duration // default 100
 	mu    sync.Mutex
@@ -568,8 +568,8 @@ func (c *hastyClock) After(d time.Duration) <-chan time.Time {
 	return time.After(d / c.factor())
 }
 
-// leisurelyClock makes waits longer. So Close can send everything, also on a machine under
-// load.
+// leisurelyClock makes waits longer, so that Close can send everything, even on a busy
+// machine.
 type leisurelyClock struct{}
 
 const leisure = 60
@@ -577,7 +577,7 @@ const leisure = 60
 func (leisurelyClock) Now() time.Time                         { return time.Now() }
 func (leisurelyClock) After(d time.Duration) <-chan time.Time { return time.After(leisure * d) }
 
-// newTarget listens. For each connection it starts a goroutine that calls handle.
+// newTarget listens, and calls handle for each connection in a goroutine.
 func newTarget(t testing.TB, handle func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
