@@ -4,18 +4,18 @@
 //
 // # Decisions
 //
-//   - The client is client-go's dynamic client. Each Kind names the struct into which its
-//     objects are decoded. The typed clientsets of Kubernetes, JobSet and Kueue would do
-//     the same, but they would make the program 14 MB larger.
+//   - The client is client-go's dynamic client. Each Kind names the struct of its objects.
+//     The typed clientsets of Kubernetes, JobSet and Kueue would do the same, but make the
+//     program 14 MB larger.
 //   - The package writes no kubeconfig. A cluster of GKE is reached by its endpoint, its CA
 //     certificate and the user's OAuth token.
-//   - Every call except Exec is safe to repeat. So the Client tries it again when the
+//   - Every call except Exec is safe to repeat. So the Client retries it when the
 //     connection breaks or the server is overloaded. A repeated Create may find the object
-//     that its first try has made. The error is then AlreadyExists.
-//   - Exec speaks the protocol v5.channel.k8s.io itself, over the connection that client-go
-//     opens. The executor of client-go does not tell when the server has accepted a command,
-//     cuts a session whose command does not read its input, and hides whether the connection
-//     or the command has ended.
+//     of its first try. The error is then AlreadyExists.
+//   - Exec speaks the protocol v5.channel.k8s.io itself, over client-go's connection.
+//     client-go's own executor does not report that the server has accepted a command, cuts
+//     a session whose command does not read its input, and hides whether the connection or
+//     the command has ended.
 package kube
 
 import (
@@ -49,9 +49,9 @@ import (
 // A Config says which API server to use, and how. It has either a Server or Kubeconfig
 // files.
 type Config struct {
-	// Kubeconfig has the names of files in kubectl's format. If entries have the same name,
-	// the first one counts. A file that does not exist is skipped. Context is the entry to
-	// use; "": the current context of the files.
+	// Kubeconfig has the names of files in kubectl's format. Of entries with the same name,
+	// the first one is used. A missing file is skipped. Context is the entry to use; "":
+	// the current context of the files.
 	Kubeconfig []string
 	Context    string
 
@@ -61,14 +61,14 @@ type Config struct {
 	CA     []byte
 	Token  oauth2.TokenSource
 
-	// Namespace is where objects are unless a call says otherwise; "": the namespace of the
-	// context, or "default".
+	// Namespace is the default namespace of objects; "": the namespace of the context, or
+	// "default".
 	Namespace string
 
 	UserAgent string
-	SignIn    string        // what the user types to get new credentials; "": unknown
-	Sink      event.Sink    // receives retries and the server's warnings; required
-	MaxRetry  time.Duration // how long a call is tried again; 0: 30 seconds
+	SignIn    string        // command that gets new credentials; "": not known
+	Sink      event.Sink    // gets retries and the server's warnings; required
+	MaxRetry  time.Duration // how long a call is retried; 0: 30 seconds
 	Clock     Clock         // nil: the real time
 }
 
@@ -100,7 +100,7 @@ type Client struct {
 	served map[string]*metav1.APIResourceList // by group and version; see Resource
 }
 
-// quiet keeps client-go from writing to stderr: errors come back as values.
+// quiet keeps client-go from writing to stderr, because errors are values.
 var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
 // New returns a Client. It makes no call. An error has the kind Configuration.
@@ -153,8 +153,8 @@ func (c *Client) connect(rc *rest.Config) (err error) {
 	return nil
 }
 
-// rest returns the configuration of client-go, and the context and the namespace that a
-// kubeconfig sets.
+// rest returns the configuration of client-go, and the context and the namespace of a
+// kubeconfig.
 func (cfg Config) rest() (rc *rest.Config, context, namespace string, err error) {
 	if cfg.Server != "" {
 		rc = &rest.Config{Host: cfg.Server, TLSClientConfig: rest.TLSClientConfig{CAData: cfg.CA}}
@@ -192,7 +192,7 @@ func (cfg Config) rest() (rc *rest.Config, context, namespace string, err error)
 	return rc, name, namespace, nil
 }
 
-// source names what the configuration comes from.
+// source names the source of the configuration.
 func (cfg Config) source() string {
 	if cfg.Server != "" {
 		return fmt.Sprintf("API server %q", cfg.Server)
@@ -211,7 +211,7 @@ func names[T any](m map[string]T) string {
 
 // A ConfigError says that a Config does not lead to an API server.
 type ConfigError struct {
-	Source string // where the configuration comes from
+	Source string // source of the configuration
 	Err    error
 	hint   string
 }
@@ -219,13 +219,12 @@ type ConfigError struct {
 func (e *ConfigError) Error() string { return fmt.Sprintf("use %s: %v", e.Source, e.Err) }
 func (e *ConfigError) Unwrap() error { return e.Err }
 
-// Fault says that a setting or a file is wrong.
+// Fault returns fault.Configuration.
 func (*ConfigError) Fault() fault.Kind { return fault.Configuration }
 
-// Hint says what to type.
 func (e *ConfigError) Hint() string { return e.hint }
 
-// warnings tells what the server warns of, such as an old version of a kind.
+// warnings reports the server's warnings, for example of an old version of a kind.
 type warnings struct{ sink event.Sink }
 
 func (w warnings) HandleWarningHeaderWithContext(_ context.Context, code int, _, text string) {
@@ -234,10 +233,10 @@ func (w warnings) HandleWarningHeaderWithContext(_ context.Context, code int, _,
 	}
 }
 
-// Namespace is where objects are unless a call says otherwise.
+// Namespace is the default namespace of objects.
 func (c *Client) Namespace() string { return c.namespace }
 
-// Context is the entry of the kubeconfig that is used; "" with a Server.
+// Context is the used entry of the kubeconfig; "" with a Server.
 func (c *Client) Context() string { return c.context }
 
 // Server is the address of the API server.
@@ -267,7 +266,7 @@ func (c *Client) Resource(ctx context.Context, apiVersion, kind string) (Kind[un
 	list := c.served[apiVersion]
 	c.mu.Unlock()
 	what := fmt.Sprintf("find kind %q of %s", kind, apiVersion)
-	if list == nil || resourceOf(list, kind) == nil { // perhaps it has been installed since
+	if list == nil || resourceOf(list, kind) == nil { // it may have been installed since
 		list = &metav1.APIResourceList{}
 		if err := c.read(ctx, what, path, list); err != nil {
 			return Kind[unstructured.Unstructured]{}, err
@@ -293,7 +292,7 @@ func resourceOf(list *metav1.APIResourceList, kind string) *metav1.APIResource {
 	return &list.APIResources[i]
 }
 
-// read reads what the server says at a path that has no objects.
+// read reads the server's answer at a path without objects.
 func (c *Client) read(ctx context.Context, what, path string, into any) error {
 	return c.do(ctx, what, func(ctx context.Context) error {
 		data, err := c.rest.Get().AbsPath(path).Do(ctx).Raw()

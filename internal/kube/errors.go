@@ -22,7 +22,7 @@ import (
 
 // An Error is a call that failed. It wraps client-go's error.
 type Error struct {
-	What  string // what the call was to do: `get Pod "default/p"`
+	What  string // work of the call: `get Pod "default/p"`
 	Tries int
 	Err   error
 
@@ -44,12 +44,10 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Fault is Permission if the server refuses the caller. It is Temporary if the server is
-// overloaded or does not answer in time, Configuration if the server is not the one that
-// its certificate names, Usage if the server refuses an object as invalid, and Unavailable
-// otherwise.
+// overloaded or does not answer in time, Configuration if the server is not the one in its
+// certificate, Usage if the server refuses an object as invalid, and Unavailable otherwise.
 func (e *Error) Fault() fault.Kind { return e.kind }
 
-// Hint says what to type.
 func (e *Error) Hint() string { return e.hint }
 
 // NotFound reports whether an error says that an object, or its kind, does not exist.
@@ -99,7 +97,7 @@ func (c *Client) fail(what string, err error, tries int) error {
 	return e
 }
 
-// conflictHint says whom a field belongs to.
+// conflictHint says who owns a field.
 func conflictHint(err error) string {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -113,14 +111,13 @@ func conflictHint(err error) string {
 	return ""
 }
 
-// withoutCredentials reports whether a call failed because there were no credentials to sign
-// it with.
+// withoutCredentials reports whether a call failed for lack of credentials.
 func withoutCredentials(err error) bool {
 	var refused *oauth2.RetrieveError
 	return fault.Of(err) == fault.Permission || errors.As(err, &refused) || strings.Contains(err.Error(), "getting credentials: ")
 }
 
-// brokenConnection reports whether a call failed before the server had answered.
+// brokenConnection reports whether a call failed before the server's answer.
 func brokenConnection(err error) bool {
 	var netErr net.Error
 	return errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
@@ -128,7 +125,7 @@ func brokenConnection(err error) bool {
 		strings.Contains(err.Error(), "http2: client connection lost") || strings.Contains(err.Error(), "server sent GOAWAY")
 }
 
-// retryable reports whether a call that failed may succeed a little later.
+// retryable reports whether a failed call may soon succeed.
 func retryable(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	if errors.As(err, &certificate) || withoutCredentials(err) {
@@ -141,8 +138,8 @@ func retryable(err error) bool {
 	return status.Status().Code >= 500 && !refusedByWebhook(err) || apierrors.IsTooManyRequests(err)
 }
 
-// refusedByWebhook reports whether a webhook of the cluster has refused an object. A
-// webhook that cannot be reached has not: it is about to start.
+// refusedByWebhook reports whether a webhook of the cluster has refused an object. An
+// unreachable webhook has not, because it is about to start.
 func refusedByWebhook(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "admission webhook") && strings.Contains(text, "denied the request")
@@ -155,8 +152,8 @@ const (
 
 var errNoAnswer = fault.New(fault.Temporary, fmt.Sprintf("no complete answer in %s", tryLimit))
 
-// do makes a call, and repeats it while it fails for reasons that pass. When ctx ends, do
-// returns the cause of ctx.
+// do makes a call, and repeats it after temporary failures. When ctx ends, do returns the
+// cause of ctx.
 func (c *Client) do(ctx context.Context, what string, call func(context.Context) error) error {
 	begin, pause := c.cfg.Clock.Now(), 200*time.Millisecond
 	for try := 1; ; try++ {

@@ -28,8 +28,8 @@ import (
 type proxyFunc func(*http.Request) (*url.URL, error)
 
 var (
-	// ErrCut says that the connection to a command ended before the command's status had
-	// come. The command may still run.
+	// ErrCut says that the connection to a command ended before the command's status came.
+	// The command may still run.
 	ErrCut = fault.New(fault.Unavailable, "the connection to the pod was cut")
 
 	// ErrNotStarted says that the cluster did not start a command.
@@ -38,27 +38,27 @@ var (
 
 // An ExecRequest is a command in a container.
 type ExecRequest struct {
-	Namespace, Pod string // "": the namespace of the client
+	Namespace, Pod string // "": of the client
 	Container      string // "": the only one
 	Command        []string
-	Terminal       bool // gives the command a terminal; its errors then come on its output
+	Terminal       bool // gives the command a terminal, so that its stderr is in its stdout
 }
 
-// A Stream is a command in a container that Exec has started. Closing it does not end the
-// command. Receive is called once; all other methods are safe for concurrent use.
+// A Stream is a command that Exec has started in a container. Closing it does not end the
+// command. Call Receive once. All other methods are safe for concurrent use.
 type Stream struct {
 	socket *websocket.Conn
-	writes sync.Mutex   // one goroutine at a time may write a message
-	heard  atomic.Int64 // when something last came, in nanoseconds since 1970
+	writes sync.Mutex   // held while a message is written
+	heard  atomic.Int64 // Unix time of the last message from the server, in nanoseconds
 	idle   atomic.Bool  // Receive waits for the server, not for a writer
-	sent   atomic.Int64 // messages of input that were begun
+	sent   atomic.Int64 // begun messages of input
 	taken  atomic.Int64 // messages of input that the server has surely read
 }
 
-// Exec starts a command in a container. The server writes the command into its audit log: a
-// secret belongs in the input. Exec returns when the API server has accepted the request. If
-// the node then does not start the command, Receive says so with ErrNotStarted. Exec is not
-// tried again: the command could run twice.
+// Exec starts a command in a container. A secret belongs in the input, because the server
+// writes the command into its audit log. Exec returns when the API server has accepted the
+// request. If the node then does not start the command, Receive returns ErrNotStarted. Exec
+// does not retry, because the command could run twice.
 func (c *Client) Exec(ctx context.Context, r ExecRequest) (*Stream, error) {
 	what := fmt.Sprintf("run a command in pod %q", namespaceOf(r.Namespace, c)+"/"+r.Pod)
 	limited, cancel := context.WithTimeoutCause(ctx, tryLimit, errNoAnswer)
@@ -129,12 +129,12 @@ func (s *Stream) hear() { s.heard.Store(time.Now().UnixNano()) }
 
 // A Pulse says whether the server still answers.
 type Pulse struct {
-	Heard time.Time // when something last came: output, or an answer to a Ping
+	Heard time.Time // time of the last output or answer to a Ping
 
-	// Busy says that Receive waits for a writer, so that nothing can be heard.
+	// Busy says that Receive waits for a writer, so that it can hear nothing.
 	Busy bool
 
-	// Unread says that the server has perhaps not read all input. It then waits for the
+	// Unread says that the server may not have read all input. It then waits for the
 	// command to read, and answers no Ping.
 	Unread bool
 }
@@ -144,15 +144,15 @@ func (s *Stream) Pulse() Pulse {
 	return Pulse{Heard: time.Unix(0, s.heard.Load()), Busy: !s.idle.Load(), Unread: s.sent.Load() > s.taken.Load()}
 }
 
-// Ping asks the server for an answer. Pulse shows when the answer came. Ping waits while
-// input is being sent.
+// Ping asks the server for an answer, whose time is then in Pulse. It waits while input is
+// being sent.
 func (s *Stream) Ping() error {
 	s.writes.Lock()
 	defer s.writes.Unlock()
 	return s.socket.WriteControl(websocket.PingMessage, strconv.AppendInt(nil, s.sent.Load(), 10), time.Time{})
 }
 
-// closeLimit is how long the server may take to close the connection after the status.
+// closeLimit limits how long the server may take to close the connection after the status.
 const closeLimit = 5 * time.Second
 
 // send writes a message on a channel.
@@ -175,7 +175,7 @@ func (s *Stream) send(channel byte, data []byte) error {
 	return w.Close()
 }
 
-// mostInput is the most input in one message. The server reads a message as a whole.
+// mostInput limits the input in one message. The server reads a message as a whole.
 const mostInput = 32 << 10
 
 // Write sends input to the command. It waits while the command does not read.
@@ -208,15 +208,15 @@ type remotecommandSize struct{ Width, Height uint16 }
 
 func clamp(n int) uint16 { return uint16(max(0, min(n, 1<<16-1))) }
 
-// Close closes the connection. Receive then returns ErrCut, unless it has returned.
+// Close closes the connection. A pending Receive then returns ErrCut.
 func (s *Stream) Close() { s.socket.Close() }
 
 // Receive writes the command's output to stdout and stderr until the command has ended, and
-// returns its exit code. All output has then been written. The error is ErrCut,
-// ErrNotStarted or the error of a writer.
+// returns its exit code. All output is then written. The error is ErrCut, ErrNotStarted or
+// the error of a writer.
 func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 	var ended *metav1.Status
-	heard := false // something of the command has come
+	heard := false // a sign of the command has come
 	for {
 		s.idle.Store(true)
 		kind, message, err := s.socket.NextReader()
@@ -230,7 +230,7 @@ func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 		s.hear()
 		var channel [1]byte
 		if _, err := io.ReadFull(message, channel[:]); err != nil || kind != websocket.BinaryMessage {
-			continue // a message without a channel says nothing
+			continue // a message without a channel means nothing
 		}
 		switch channel[0] {
 		case remotecommand.StreamStdOut:
@@ -239,7 +239,7 @@ func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 			err, heard = s.copy(stderr, message), true
 		case remotecommand.StreamErr:
 			ended, err = s.readStatus(message)
-			_ = s.socket.SetReadDeadline(time.Now().Add(closeLimit)) // the server closes the connection now
+			_ = s.socket.SetReadDeadline(time.Now().Add(closeLimit)) // the server now closes the connection
 		}
 		if err != nil {
 			return 0, err
@@ -258,7 +258,7 @@ func (s *Stream) copy(to io.Writer, message io.Reader) error {
 	return err
 }
 
-// readError marks an error of the reader. An error of the writer has no such mark.
+// readError marks an error of the reader, not of the writer.
 type readError struct {
 	r   io.Reader
 	err error
@@ -272,7 +272,7 @@ func (r *readError) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// mostStatus is how long a status may be.
+// mostStatus limits the length of a status.
 const mostStatus = 1 << 20
 
 func (s *Stream) readStatus(message io.Reader) (*metav1.Status, error) {
@@ -287,7 +287,7 @@ func (s *Stream) readStatus(message io.Reader) (*metav1.Status, error) {
 	return status, nil
 }
 
-// cutText returns why a connection ended. It leaves out words that say nothing.
+// cutText returns why a connection ended, without words that mean nothing.
 func cutText(err error) string {
 	var closed *websocket.CloseError
 	if errors.As(err, &closed) {

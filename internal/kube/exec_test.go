@@ -140,7 +140,7 @@ func TestExecRefused(t *testing.T) {
 	}
 }
 
-// TestExecHears: pings are answered while the command is silent.
+// The server answers pings while the command is silent.
 func TestExecHears(t *testing.T) {
 	release := make(chan struct{})
 	c := execServer(t, func(conn *websocket.Conn, _ *http.Request) {

@@ -11,13 +11,13 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 )
 
-// A Kind is a kind of object that API servers keep. T is the struct of such an object: a
-// typed one, or unstructured.Unstructured.
+// A Kind is a kind of object on API servers. T is the struct of such an object: a typed
+// one, or unstructured.Unstructured.
 type Kind[T any] struct {
 	Group    string // "jobset.x-k8s.io"; "" for the core kinds
 	Version  string // "v1alpha2"
-	Resource string // its name in paths: "jobsets"
-	Kind     string // its name in objects: "JobSet"
+	Resource string // name in paths: "jobsets"
+	Kind     string // name in objects: "JobSet"
 	Cluster  bool   // its objects are in no namespace
 }
 

@@ -55,7 +55,7 @@ func answer(w http.ResponseWriter, code int, value any) {
 	_ = json.NewEncoder(w).Encode(value)
 }
 
-// refuse answers with a Status as API servers do.
+// refuse answers with a Status, like API servers.
 func refuse(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
 	answer(w, code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
 		Code: int32(code), Reason: reason, Message: message})
@@ -311,9 +311,9 @@ func TestResource(t *testing.T) {
 // A watchServer has pods, and answers watches with prepared events.
 type watchServer struct {
 	mu      sync.Mutex
-	lists   [][]any                   // answers of lists; the last one stays
-	watches []func(w io.Writer) error // answers of watches; then they block
-	from    []string                  // resourceVersions that watches began with
+	lists   [][]any                   // answers of lists, the last one for ever
+	watches []func(w io.Writer) error // answers of watches, which then block
+	from    []string                  // resourceVersions at the begins of watches
 }
 
 func (s *watchServer) serve(w http.ResponseWriter, r *http.Request) {
@@ -349,8 +349,8 @@ func send(w io.Writer, kind string, object any) {
 	w.(http.Flusher).Flush()
 }
 
-// TestWatch: a watch goes on after its connection breaks, lists anew when its version has
-// expired, and leaves nothing out.
+// A watch continues after its connection breaks, lists anew when its version has expired,
+// and omits nothing.
 func TestWatch(t *testing.T) {
 	s := &watchServer{
 		lists: [][]any{{pod("a", "1"), pod("b", "2")}, {pod("a", "21")}},
@@ -395,7 +395,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchOutage: an outage is told once, and a missing right ends the watch.
+// An outage is reported once. A missing permission ends the watch.
 func TestWatchOutage(t *testing.T) {
 	var tries int
 	var said []string

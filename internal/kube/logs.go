@@ -11,17 +11,17 @@ import (
 // LogOptions choose what Logs returns.
 type LogOptions struct {
 	Container  string // "": the only one
-	Follow     bool   // wait for more until the container has ended
+	Follow     bool   // wait for more text until the container has ended
 	Timestamps bool   // begin each line with the time at which the node received it
 	Since      time.Time
 	TailLines  int64 // 0: all
-	Previous   bool  // the log of the container before its last restart
+	Previous   bool  // log of the container before its last restart
 }
 
-// Logs opens the log of a pod as the node keeps it, with stdout and stderr in one. The log
-// begins at the whole second of Since. io.EOF says that the container has ended or, without
-// Follow, that there is no more text for now. Any other error of the reader says that the
-// connection broke, or that ctx has ended. The caller closes the result.
+// Logs opens the log of a pod on the node, with stdout and stderr in one. The log begins at
+// the whole second of Since. io.EOF says that the container has ended or, without Follow,
+// that there is no more text now. Any other error of the reader says that the connection
+// broke, or that ctx has ended. The caller closes the result.
 func (c *Client) Logs(ctx context.Context, namespace, pod string, l LogOptions) (io.ReadCloser, error) {
 	namespace = namespaceOf(namespace, c)
 	r := c.rest.Get().AbsPath("/api/v1/namespaces", namespace, "pods", pod, "log")

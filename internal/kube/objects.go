@@ -14,7 +14,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// Everywhere stands for all namespaces.
+// Everywhere means all namespaces.
 const Everywhere = "*"
 
 // Objects are the objects of one kind in a namespace.
@@ -24,7 +24,7 @@ type Objects[T any] struct {
 	namespace string // "": none
 }
 
-// In returns the objects in a namespace. "" is the namespace of the client. Everywhere is
+// In returns the objects in a namespace. "" is the client's namespace. Everywhere is
 // allowed for List and Watch.
 func (k Kind[T]) In(c *Client, namespace string) Objects[T] {
 	switch {
@@ -44,7 +44,7 @@ func (o Objects[T]) at() dynamic.ResourceInterface {
 	return all.Namespace(o.namespace)
 }
 
-// what names a call for messages: `get pod "team/p"`.
+// what names a call in messages: `get pod "team/p"`.
 func (o Objects[T]) what(verb, name string) string {
 	if o.namespace != "" && name != "" {
 		name = o.namespace + "/" + name
@@ -61,7 +61,7 @@ func (o Objects[T]) what(verb, name string) string {
 	return fmt.Sprintf("%s %s %q", verb, o.kind.Kind, name)
 }
 
-// Get returns an object. If there is none, NotFound reports true for the error.
+// Get returns an object. If it does not exist, NotFound reports true for the error.
 func (o Objects[T]) Get(ctx context.Context, name string) (*T, error) {
 	return o.one(ctx, o.what("get", name), func(ctx context.Context) (*unstructured.Unstructured, error) {
 		return o.at().Get(ctx, name, metav1.GetOptions{})
@@ -84,11 +84,11 @@ func (o Objects[T]) one(ctx context.Context, what string, call func(context.Cont
 // ListOptions choose objects by selectors in the API's syntax: "a=b,c!=d".
 type ListOptions struct{ Labels, Fields string }
 
-// page is how many objects the server is asked for at once.
+// page is the number of objects in one answer.
 const page = 500
 
-// List returns objects in the order of the server. It also returns the version of the list.
-// A watch can go on from there.
+// List returns objects in the server's order. It also returns the version of the list, from
+// which a watch can continue.
 func (o Objects[T]) List(ctx context.Context, l ListOptions) (all []T, version string, err error) {
 	what := o.what("list", "")
 	options := metav1.ListOptions{LabelSelector: l.Labels, FieldSelector: l.Fields, Limit: page}
@@ -118,7 +118,7 @@ func (o Objects[T]) List(ctx context.Context, l ListOptions) (all []T, version s
 	}
 }
 
-// WriteOptions say how an object is written.
+// WriteOptions say how to write an object.
 type WriteOptions struct {
 	// DryRun makes the server check the request and answer as if it had carried it out.
 	DryRun bool
@@ -135,10 +135,10 @@ func (w WriteOptions) dryRun() []string {
 	return nil
 }
 
-// Manager is the name under which the server knows the fields that this program has set.
+// Manager is this program's name for the server, as the owner of fields.
 const Manager = "multihost"
 
-// Create makes an object and returns it as the server keeps it. If an object of this name
+// Create makes an object and returns the server's version of it. If an object of this name
 // exists, AlreadyExists reports true for the error.
 func (o Objects[T]) Create(ctx context.Context, object *T, w WriteOptions) (*T, error) {
 	raw, err := o.encode(object)
@@ -150,9 +150,9 @@ func (o Objects[T]) Create(ctx context.Context, object *T, w WriteOptions) (*T, 
 	})
 }
 
-// Apply makes an object, or changes it so that it has the fields of object (server-side
-// apply). Fields that an earlier Apply has set and that object lacks are removed. It returns
-// the object as the server keeps it.
+// Apply makes an object, or gives it the fields of object (server-side apply). It removes
+// fields that an earlier Apply has set and that object lacks. It returns the server's
+// version of the object.
 func (o Objects[T]) Apply(ctx context.Context, object *T, w WriteOptions) (*T, error) {
 	raw, err := o.encode(object)
 	if err != nil {
@@ -170,7 +170,7 @@ func (o Objects[T]) Apply(ctx context.Context, object *T, w WriteOptions) (*T, e
 	})
 }
 
-// Merge changes those fields of an object that patch has (JSON merge patch: null removes a
+// Merge changes the fields of an object that patch has (JSON merge patch: null removes a
 // field). It returns the object.
 func (o Objects[T]) Merge(ctx context.Context, name string, patch map[string]any, w WriteOptions) (*T, error) {
 	what := o.what("change", name)
@@ -183,23 +183,22 @@ func (o Objects[T]) Merge(ctx context.Context, name string, patch map[string]any
 	})
 }
 
-// RemoveOptions say how Delete deletes an object.
 type RemoveOptions struct {
 	DryRun bool
 
-	// UID, if not "", is that of the object to delete. Another object of the name stays,
+	// UID, if not "", is the UID of the object to delete. Another object of the name stays,
 	// and Conflict then reports true for the error.
 	UID string
 
-	// Foreground keeps the object until all that belongs to it has gone. Without
-	// Foreground, the object goes at once, and what belongs to it soon after.
+	// Foreground keeps the object until all that belongs to it has gone. Otherwise the
+	// object goes at once, and what belongs to it soon after.
 	Foreground bool
 
-	Grace *int64 // seconds in which pods may end; nil: what the pods say
+	Grace *int64 // seconds in which pods may end; nil: as in the pods
 }
 
 // Delete begins to delete an object, and all that belongs to it. It does not wait until the
-// object is gone. deleted is false if there is none.
+// object is gone. deleted is false if the object does not exist.
 func (o Objects[T]) Delete(ctx context.Context, name string, r RemoveOptions) (deleted bool, err error) {
 	policy := metav1.DeletePropagationBackground
 	if r.Foreground {
@@ -219,7 +218,7 @@ func (o Objects[T]) Delete(ctx context.Context, name string, r RemoveOptions) (d
 	return err == nil, err
 }
 
-// Body returns an object in JSON, as Create sends it.
+// Body returns an object in Create's JSON.
 func (o Objects[T]) Body(object *T) ([]byte, error) {
 	raw, err := o.encode(object)
 	if err != nil {
@@ -228,7 +227,7 @@ func (o Objects[T]) Body(object *T) ([]byte, error) {
 	return json.Marshal(raw.Object)
 }
 
-// encode returns an object as the server takes it: with its kind, without a status and
+// encode returns an object in the server's form: with its kind, without a status and
 // without the empty fields that typed structs write.
 func (o Objects[T]) encode(object *T) (*unstructured.Unstructured, error) {
 	raw, ok := any(object).(*unstructured.Unstructured)
@@ -251,7 +250,8 @@ func (o Objects[T]) encode(object *T) (*unstructured.Unstructured, error) {
 	return raw, nil
 }
 
-// withoutNulls removes fields that are null: creationTimestamp of every template.
+// withoutNulls removes fields that are null, for example creationTimestamp of every
+// template.
 func withoutNulls(value any) {
 	switch value := value.(type) {
 	case map[string]any:

@@ -16,37 +16,36 @@ import (
 
 // A Change is one step of a watch.
 type Change[T any] struct {
-	// Object is an object after it was made or changed. If Gone is set, Object is the last
-	// state that was seen. It is nil in a Synced change.
+	// Object is a new or changed object. With Gone, Object is its last known state. It is
+	// nil in a Synced change.
 	Object *T
 	Gone   bool
 
-	// Synced says that Watch has told all changes up to now. Watch says so at the
-	// beginning, and whenever it has listed all objects anew.
+	// Synced says that Watch has reported all changes up to now. It comes at the beginning,
+	// and after each new list of all objects.
 	Synced bool
 }
 
-// WatchOptions choose what Watch tells.
 type WatchOptions struct {
 	ListOptions
 
-	// If Away is not nil, Watch calls it once when an outage begins, with the reason, and
-	// once when the outage ends, with nil.
+	// Away, if not nil, is called once when an outage begins, with the reason, and once
+	// when it ends, with nil.
 	Away func(error)
 }
 
-// Watch asks the server to end each request for a watch after watchLimit. If a front end
-// has cut the connection without a word, Watch notices that by then.
+// watchLimit is how long the server serves each request for a watch. By then, Watch notices
+// that a front end has cut the connection without a word.
 const watchLimit = 5 * time.Minute
 
-// shortWatch is the least time between the begins of two watches.
+// shortWatch is the shortest time between the begins of two watches.
 const shortWatch = 500 * time.Millisecond
 
-// Watch tells f of the objects that exist and then of each change, until f fails or ctx ends.
-// Watch begins anew by itself after an outage of the server. It also does so when the
-// server has forgotten the latest changes. It leaves no object out, but several changes of
-// an object can come as one. Watch returns f's error, the cause of ctx, or an *Error that
-// does not pass by itself, such as a missing right.
+// Watch reports the existing objects and then each change to f, until f fails or ctx ends.
+// It begins anew after an outage of the server, and when the server has forgotten the
+// latest changes. It omits no object, but may report several changes of an object as one.
+// Watch returns f's error, the cause of ctx, or an *Error that is not temporary, for
+// example a missing permission.
 func (o Objects[T]) Watch(ctx context.Context, w WatchOptions, f func(Change[T]) error) error {
 	state := &watcher[T]{o: o, w: w, f: f, known: map[string]*T{}}
 	for {
@@ -73,8 +72,8 @@ type watcher[T any] struct {
 	f func(Change[T]) error
 
 	known   map[string]*T // by UID
-	version string        // from which the watch goes on; "": all must be listed
-	pause   time.Duration // before the next try during an outage; 0: there is none
+	version string        // where the watch continues; "": list everything
+	pause   time.Duration // before the next try during an outage; 0: no outage
 }
 
 // told is an error of f.
@@ -82,8 +81,8 @@ type told struct{ error }
 
 func (t told) Unwrap() error { return t.error }
 
-// outage waits before the next try. If there must be no next try, again is false, and the
-// error is the one that Watch returns.
+// outage waits before the next try. If again is false, there is no next try, and Watch
+// returns the error.
 func (s *watcher[T]) outage(ctx context.Context, err error) (again bool, _ error) {
 	var own told
 	if errors.As(err, &own) {
@@ -117,7 +116,7 @@ func (s *watcher[T]) reached() {
 	s.pause = 0
 }
 
-// sync lists all objects and tells what has changed.
+// sync lists all objects and reports what has changed.
 func (s *watcher[T]) sync(ctx context.Context) error {
 	all, version, err := s.o.List(ctx, s.w.ListOptions)
 	if err != nil {
@@ -151,8 +150,8 @@ func (s *watcher[T]) sync(ctx context.Context) error {
 	return nil
 }
 
-// follow watches until the server ends the watch. If all must be listed again, it sets
-// version to "".
+// follow watches until the server ends the watch. If everything must be listed again, it
+// sets version to "".
 func (s *watcher[T]) follow(ctx context.Context) error {
 	seconds := int64(watchLimit / time.Second)
 	watching, stop := context.WithTimeout(ctx, watchLimit+tryLimit)
@@ -174,7 +173,7 @@ func (s *watcher[T]) follow(ctx context.Context) error {
 	for e := range stream.ResultChan() {
 		if e.Type == watch.Error {
 			err := apierrors.FromObject(e.Object)
-			if Expired(err) || apierrors.IsInternalError(err) { // the latter: the watch fell behind
+			if Expired(err) || apierrors.IsInternalError(err) { // an internal error: the watch fell behind
 				s.version = ""
 				return nil
 			}
@@ -187,7 +186,7 @@ func (s *watcher[T]) follow(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	select { // a server that ends each watch at once must not be asked without a pause
+	select { // a pause, in case the server ends each watch at once
 	case <-short:
 	case <-ctx.Done():
 	}
