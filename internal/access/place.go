@@ -13,10 +13,10 @@ type Need struct {
 
 type Problem struct {
 	Err  error
-	Flag string // the flag that gave the value; "" if the setting is missing
+	Flag string // flag with the value; "": the setting is missing
 }
 
-// A MissingError reports a setting that a command needs and that has no value.
+// A MissingError says that a setting which a command needs has no value.
 type MissingError struct {
 	Text   string
 	Advice string
@@ -24,7 +24,6 @@ type MissingError struct {
 
 func (e *MissingError) Error() string { return e.Text }
 
-// Hint returns how to set it.
 func (e *MissingError) Hint() string { return e.Advice }
 
 // Fault returns fault.Configuration.
@@ -33,8 +32,8 @@ func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 // ErrNoProject is the error of a command that needs a project.
 var ErrNoProject error = &MissingError{Text: "no project is set", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 
-// Check returns the problems with the project and the zone. An empty project or zone is
-// wrong only if the command needs it. Without a project it does not look at the zone.
+// Check returns the problems of the project and the zone. An empty one is a problem only if
+// the command needs it. Without a project, Check does not look at the zone.
 func Check(g config.Gcloud, need Need) (problems []Problem) {
 	if g.Project == "" {
 		if need.Project {

@@ -14,7 +14,7 @@ func TestCheck(t *testing.T) {
 		name string
 		g    config.Gcloud
 		need Need
-		want string // the flags of the problems, "missing" for those without one
+		want string // flags of the problems, or "missing" without one
 		hint string
 	}{
 		{name: "all is there", g: config.Gcloud{Project: "my-project", Zone: "us-central2-b"}, need: all},
