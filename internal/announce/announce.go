@@ -1,12 +1,11 @@
-// Package announce says what a command is about to request: slices, their price, what ends
-// the bill, and whether their workers may delete them. With --confirm it asks the user
-// first.
+// Package announce says what a command will request: slices, their price, what ends the
+// bill, and whether their workers may delete them. With --confirm it asks the user first.
 //
 // # Decisions
 //
-//   - The user sees the price before the request, and only if there is a request. When a
-//     job repeats its request after a loss, it shows no price again. --confirm asks once,
-//     and never after the slices have existed, because the user may have left by then.
+//   - The user sees the price before the request, and only if there is a request. A job
+//     that repeats its request after a loss shows no price again. --confirm asks once, and
+//     never after the slices have existed, because the user may be away by then.
 package announce
 
 import (
@@ -29,11 +28,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Deps holds what the package works with.
 type Deps = settings.Deps
 
-// Asking returns the event that precedes a request for slices. mtu is the MTU of the
-// network, or 0 if it was not read. until says what ends the bill.
+// Asking returns the event before a request for slices. mtu is the MTU of the network, or 0
+// if not known. until says what ends the bill.
 func Asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
 	n := max(1, r.NodeCount)
 	e := event.Request{
@@ -53,8 +51,8 @@ func Asking(r provision.Request, project, zone string, mtu int, until string, dr
 	return e
 }
 
-// AtTheLatest says when the provider takes the slices of a request away. It returns "" if
-// the provider does not take them away.
+// AtTheLatest says when the provider takes the slices of a request away, or returns "" if
+// it does not.
 func AtTheLatest(r provision.Request) string {
 	if r.MaxRunDuration <= 0 {
 		return ""
@@ -116,11 +114,11 @@ type Bill struct {
 	Keep          bool // --keep
 	KeepOnFailure bool // --keep-on-failure
 	KeepFor       time.Duration
-	Detach        bool // the runner leaves once the command has started
+	Detach        bool // the runner ends once the command has started
 	Lease, TTL    time.Duration
 }
 
-// BilledUntil says what ends the bill of a job's slices. alone means that the job has no
+// BilledUntil says what ends the bill of a job's slices. alone says that the job has no
 // runner.
 func BilledUntil(o Bill, alone bool) string {
 	text := "the command has ended"
@@ -153,7 +151,7 @@ func BilledUntil(o Bill, alone bool) string {
 	return text
 }
 
-// untilDeleted says what ends the bill of slices that no job made.
+// untilDeleted says what ends the bill of slices without a job.
 func untilDeleted(p provision.Provider, id string) string {
 	return "you delete them: " + p.Undoing(id).Commands.Delete
 }
@@ -163,11 +161,12 @@ type Declined struct{ error }
 
 func (e *Declined) Unwrap() error { return e.error }
 
-// If --max-run-duration is below shortRun, Tell warns. The provider counts from the moment
+// Tell warns of a --max-run-duration below shortRun. The provider counts from the moment
 // when the VMs begin to run, and they take some minutes to boot.
 const shortRun = 10 * time.Minute
 
-// Tell emits e. It warns if the slices are taken away before a command can do much on them.
+// Tell emits e. It warns if the provider takes the slices away before a command can do much
+// on them.
 func Tell(sink event.Sink, e event.Request) {
 	sink.Emit(e)
 	if e.MaxRun > 0 && e.MaxRun < shortRun {
@@ -176,7 +175,7 @@ func Tell(sink event.Sink, e event.Request) {
 	}
 }
 
-// Announce tells e. If --confirm was given, it then asks the user.
+// Announce tells the user of e, and with --confirm asks the user.
 func Announce(ctx context.Context, d Deps, e event.Request) error {
 	Tell(d.Sink, e)
 	if d.Confirm == nil || e.DryRun {
@@ -188,10 +187,10 @@ func Announce(ctx context.Context, d Deps, e event.Request) error {
 	return nil
 }
 
-// Outlook reads, at the same time, whether a resource of the request's name exists already,
-// the MTU of its network, and what the request names. If there is no resource, the error
-// names what does not exist: the zone, the network, the machine type there, or the
-// reservation. So nobody is asked about a request that would be refused.
+// Outlook reads, at the same time, whether a resource of the request's name exists, the MTU
+// of its network, and what the request names. Without a resource, the error names what does
+// not exist: the zone, the network, the machine type there, or the reservation. So nobody
+// is asked about a request that would be refused.
 func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Options) (there bool, mtu int, err error) {
 	var refused error
 	var check sync.WaitGroup
@@ -205,7 +204,7 @@ func Outlook(ctx context.Context, d Deps, r provision.Request, made *network.Opt
 }
 
 // Check is the part of Outlook that names what does not exist, for a command that knows
-// whether there is a resource. It returns the MTU of the network, too.
+// whether the resource exists. It also returns the MTU of the network.
 func Check(ctx context.Context, d Deps, r provision.Request, made *network.Options) (mtu int, err error) {
 	var refused error
 	var beside sync.WaitGroup
@@ -216,7 +215,7 @@ func Check(ctx context.Context, d Deps, r provision.Request, made *network.Optio
 }
 
 // MTUFor returns the MTU of the request's network. If made is set, the command makes the
-// network with that MTU. Otherwise settings.WarnOfMTU reads it, and returns the error.
+// network with that MTU. Otherwise settings.WarnOfMTU reads the MTU, and returns the error.
 func MTUFor(ctx context.Context, d Deps, r provision.Request, made *network.Options) (int, error) {
 	if made != nil {
 		return made.MTU, nil
@@ -235,9 +234,9 @@ func NamedNetwork(err error) error {
 	return err
 }
 
-// refusal returns an error if the place does not offer the machine type of a request, or if
-// its reservation does not exist. Anything else that goes wrong refuses nothing here: the
-// answer to the request explains it better.
+// refusal returns an error if the zone does not have the machine type of a request, or if
+// its reservation does not exist. It ignores other failures, because the answer to the
+// request explains them better.
 func refusal(ctx context.Context, d Deps, r provision.Request) error {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), refusalLimit)
 	defer cancel()
@@ -253,7 +252,7 @@ func refusal(ctx context.Context, d Deps, r provision.Request) error {
 	return nil
 }
 
-// offered reads whether the zone exists and offers the machine type of the request.
+// offered reads whether the zone exists and has the machine type of the request.
 func offered(ctx context.Context, d Deps, r provision.Request) error {
 	if p, ok := provision.As[provision.Catalog](d.Cloud); ok {
 		_, err := p.Machine(ctx, r.Type)
@@ -279,12 +278,11 @@ func (e *namedError) Unwrap() error { return e.error }
 // Fault returns fault.Usage.
 func (*namedError) Fault() fault.Kind { return fault.Usage }
 
-// Hint says what to type.
 func (e *namedError) Hint() string { return e.hint }
 
 // isThere reports whether the resource exists and is not being deleted. If the provider
-// refuses the question, that is no error here: the request itself gets a refusal with a
-// better explanation.
+// refuses to say, that is no error here, because the answer to the request explains it
+// better.
 func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	res, err := d.Cloud.Get(ctx, id)
 	switch gcp.ClassOf(err) {
@@ -297,9 +295,8 @@ func isThere(ctx context.Context, d Deps, id string) (bool, error) {
 	return err == nil && res.Life != provision.Deleting, nil
 }
 
-// AskFor announces the request of a command that only makes slices, and asks the user if
-// --confirm was given. It announces nothing if the resource exists, because then there is
-// no request.
+// AskFor announces the request of a command that only makes slices, and with --confirm asks
+// the user. It announces nothing if the resource exists, because then there is no request.
 func AskFor(ctx context.Context, d Deps, r provision.Request) error {
 	there, mtu, err := Outlook(ctx, d, r, nil)
 	if err != nil || there {
@@ -308,8 +305,7 @@ func AskFor(ctx context.Context, d Deps, r provision.Request) error {
 	return Announce(ctx, d, Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), false))
 }
 
-// A dry run calls WouldAskFor in place of AskFor when it has found out that it would make
-// the resource.
+// WouldAskFor is AskFor for a dry run that has found out that it would make the resource.
 func WouldAskFor(d Deps, r provision.Request, mtu int) {
 	Tell(d.Sink, Asking(r, d.Project, d.Zone, mtu, untilDeleted(d.Cloud, r.ID), true))
 }

@@ -127,8 +127,8 @@ func TestWhatEndsTheBill(t *testing.T) {
 	}
 }
 
-// Only a resource that does not exist is announced. If the user may not read it, that is no
-// error here: the error of the request says more.
+// Only a missing resource is announced. If the user may not read it, the error of the
+// request says more.
 func TestWhetherAResourceIsThere(t *testing.T) {
 	t.Parallel()
 	away := &gcp.Error{Class: gcp.Unavailable}

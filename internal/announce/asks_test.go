@@ -18,7 +18,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// A reader is a cloud whose policy can be read.
+// A reader is a cloud with a readable policy.
 type reader struct {
 	cloud
 	account  string
@@ -41,7 +41,7 @@ func TestWhetherTheWorkersMayDelete(t *testing.T) {
 		story   string
 		cloud   provision.Provider
 		deletes bool
-		may     string // "" if AskRight asks nothing
+		may     string // "": AskRight asks nothing
 		warned  string
 	}{
 		{"no worker is to delete", reader{account: "a@b", scopes: true}, false, "", ""},
@@ -111,7 +111,7 @@ func TestWhatIsAskedForIsAnnounced(t *testing.T) {
 	}
 }
 
-// placed is a cloud that says what its place offers.
+// placed is a cloud that says what its zone has.
 type placed struct {
 	cloud
 	machine, reservation error
@@ -123,7 +123,7 @@ func (p placed) Reserved(context.Context, string, tpu.Type, int) (provision.Rese
 	return provision.ReservedCapacity{}, p.reservation
 }
 
-// only has the one network mtu9k.
+// only has one network, mtu9k.
 type only struct{ err error }
 
 func (o only) Show(_ context.Context, name string) (network.Info, error) {
@@ -136,7 +136,8 @@ func (o only) Show(_ context.Context, name string) (network.Info, error) {
 	return network.Info{}, &network.MissingError{Network: name}
 }
 
-// A request that names what does not exist is refused before its price is shown.
+// If a request names something that does not exist, it is refused before its price is
+// shown.
 func TestWhatDoesNotExistIsRefusedBeforeThePrice(t *testing.T) {
 	t.Parallel()
 	gone, denied := &gcp.Error{What: "read", Class: gcp.NotFound}, &gcp.Error{What: "read", Class: gcp.Permission}
@@ -147,7 +148,7 @@ func TestWhatDoesNotExistIsRefusedBeforeThePrice(t *testing.T) {
 		cloud provision.Provider
 		nets  only
 		r     provision.Request
-		want  string // in the error; "": it is announced
+		want  string // in the error; "": announced
 	}{
 		{"all is there", placed{cloud: none}, only{}, provision.Request{Network: "mtu9k", Reservation: "r"}, ""},
 		{"the network", none, only{}, provision.Request{Network: "nope"}, `network "nope": not found`},
@@ -173,7 +174,6 @@ func TestWhatDoesNotExistIsRefusedBeforeThePrice(t *testing.T) {
 	}
 }
 
-// Slices that are taken away before they have booted are warned of.
 func TestAShortRunIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	for limit, warned := range map[time.Duration]bool{0: false, time.Minute: true, shortRun: false} {

@@ -15,17 +15,17 @@ import (
 	"multihost/internal/workers"
 )
 
-// A RightsReader is a provider that can say, before any worker exists, what the workers
-// may do.
+// A RightsReader is a provider that knows, before any worker exists, what the workers may
+// do.
 type RightsReader interface {
-	// DefaultServiceAccount returns the account of VMs whose request names none. It returns
-	// "" if the account is not known.
+	// DefaultServiceAccount returns the account of VMs whose request names none, or "" if
+	// not known.
 	DefaultServiceAccount(ctx context.Context) string
 	Policy(ctx context.Context) ([]gcp.Binding, error)
 	// MayCallAPI reports whether the scopes of a request let the workers delete the
 	// resource.
 	MayCallAPI(r provision.Request) bool
-	// DeletionRoles returns the permission that a worker needs to delete slices, and the
+	// DeletionRoles returns the permission with which a worker deletes slices, and the
 	// predefined roles that have it. The first role has the fewest other permissions.
 	DeletionRoles() (permission string, roles []string)
 }
@@ -33,12 +33,12 @@ type RightsReader interface {
 // A DeletionRight says, before the request, whether the workers may delete the queued
 // resource, as far as that is known.
 type DeletionRight struct {
-	Account string `json:"service_account,omitempty"` // service account of the workers; absent: not known
-	May     string `json:"may"`                       // "yes", "no" or "unknown"; "yes" and "no" follow from the project's own policy alone
+	Account string `json:"service_account,omitempty"` // of the workers; absent: not known
+	May     string `json:"may"`                       // "yes", "no" or "unknown", from the project's own policy alone
 	Why     string `json:"why,omitempty"`
 
-	cure  string // command or flag that gives the right
-	until string // what ends the bill of slices if the workers may not delete them
+	cure  string // command or flag that gives the permission
+	until string // what ends the bill if the workers may not delete the slices
 }
 
 // Values of DeletionRight.May.
@@ -49,8 +49,8 @@ const (
 )
 
 // judgePolicy says whether the project's policy gives a service account one of the roles.
-// It cannot judge custom roles and conditions: the answer is then MayUnknown. The bindings
-// do not have roles that come from a group, a folder or the organization.
+// It returns MayUnknown for custom roles and conditions. The bindings lack roles from a
+// group, a folder or the organization.
 func judgePolicy(account string, roles []string, bindings []gcp.Binding) (may, why string) {
 	may = MayNotDelete
 	for _, b := range bindings {
@@ -72,13 +72,13 @@ func judgePolicy(account string, roles []string, bindings []gcp.Binding) (may, w
 	return may, why
 }
 
-// rightLimit limits the time of the optional check of what the workers may do.
+// rightLimit limits the optional check of what the workers may do.
 const rightLimit = 5 * time.Second
 
 // AskRight starts to find out whether the workers of a job may delete its queued resource,
-// and returns at once. The parameter deletes says whether the workers ever should. answer
-// waits for the result. It returns nil if the question was not asked. The caller must call
-// over at the end, even if it has not called answer.
+// and returns at once. deletes says whether they ever should. answer waits for the result,
+// or returns nil if there was no question. The caller must call over at the end, even
+// without a call of answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	until := "you delete them" + AtTheLatest(o)
@@ -121,7 +121,6 @@ func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, delete
 	return answer, func() { cancel(); asked.Wait() }
 }
 
-// GrantCommand is the command that gives a service account a role.
 func GrantCommand(project, account, role string) string {
 	return remote.CommandLine("gcloud", "projects", "add-iam-policy-binding", project, "--member=serviceAccount:"+account, "--role="+role)
 }
@@ -129,11 +128,11 @@ func GrantCommand(project, account, role string) string {
 // Occasions on which workers delete a queued resource.
 const (
 	WhenRunnerDies = "if this machine dies"
-	WhenRunEnds    = "when the command has ended" // the occasion for a job without runner
+	WhenRunEnds    = "when the command has ended" // for a job without runner
 )
 
-// Before the request, TellRight warns if the workers may not delete the slices. The
-// parameter when names the occasion on which the workers would have to delete the slices.
+// TellRight warns, before the request, if the workers may not delete the slices. when names
+// the occasion on which they would have to.
 func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == MayDelete:
