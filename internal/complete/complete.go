@@ -1,13 +1,14 @@
-// Package complete knows what the user can type for multihost's flags and words. It has the
-// facts of the product, such as accelerator types, zones and presets. It reads local facts,
-// such as runs and gcloud's configurations. It asks the API for names and keeps them for a
-// minute. It never fails: if it cannot find something out, it returns no candidates.
+// Package complete knows what the user can type for multihost's flags and words: facts of
+// the product, for example accelerator types, zones and presets, and facts of this machine,
+// for example runs and gcloud's configurations. It asks the API for names and keeps them
+// for a minute. It never fails: without an answer, it returns no candidates.
 //
 // # Decisions
 //
 //   - A request to the API uses the flags and defaults of the line that the user types, and
 //     takes at most 2 seconds.
-//   - If a flag or word is neither completed nor listed as free text, a test fails.
+//   - A test fails for a flag or word that is neither completed nor in its list of free
+//     texts.
 package complete
 
 import (
@@ -28,17 +29,17 @@ import (
 	"multihost/internal/xla"
 )
 
-// Sources are where candidates come from.
+// Sources are sources of candidates.
 type Sources struct {
-	Lookup config.Lookup // the environment
-	Home   string        // the user's home directory
-	Faults []Fault       // of the simulator
-	// Ask returns the names that the API knows for a command line. It takes no longer than
-	// users wait after they have pressed Tab.
+	Lookup config.Lookup
+	Home   string
+	Faults []Fault // of the simulator
+	// Ask returns the API's names for a command line. It takes no longer than users wait
+	// after Tab.
 	Ask func(q *cmdline.Query) Names
 }
 
-// A Fault is a failure that the simulator can imitate.
+// A Fault is a fault of the simulator.
 type Fault struct {
 	Name string
 	What string
@@ -105,7 +106,7 @@ func (s Sources) Rules(dirs []string) cmdline.CompleteRules {
 	}
 }
 
-// first is for a command that takes one word. It returns the source of that word.
+// first returns the source of a command's only word.
 func first(of cmdline.Source) cmdline.Source {
 	return func(q *cmdline.Query) []cmdline.Candidate {
 		if len(q.Words) > 0 {
@@ -115,12 +116,12 @@ func first(of cmdline.Source) cmdline.Source {
 	}
 }
 
-// stateDir returns the directory with the records of runs.
+// stateDir returns the directory of the runs' records.
 func (s Sources) stateDir(q *cmdline.Query) string {
 	return cmp.Or(q.Setting("state-dir"), config.StateDir(s.Lookup, s.Home))
 }
 
-// runs returns the runs that this machine has records of, the newest first.
+// runs returns the runs in this machine's records, the newest first.
 func (s Sources) runs(q *cmdline.Query) []cmdline.Candidate {
 	dir := s.stateDir(q)
 	entries, _ := os.ReadDir(filepath.Join(dir, "runs"))
@@ -142,7 +143,7 @@ func (s Sources) runs(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// machines returns the machine types of Compute Engine that have TPU chips.
+// machines returns Compute Engine's machine types with TPU chips.
 func machines(*cmdline.Query) []cmdline.Candidate {
 	var list []cmdline.Candidate
 	for _, m := range tpu.Machines() {
@@ -151,7 +152,7 @@ func machines(*cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// chips returns the kinds of chip that --type takes.
+// chips returns the kinds of chip for --type.
 func chips(q *cmdline.Query) []cmdline.Candidate {
 	var list []cmdline.Candidate
 	for _, g := range tpu.Generations() {
@@ -162,8 +163,7 @@ func chips(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// topologies returns the topologies of the kind of chip on the line. If the line has none,
-// it returns all topologies.
+// topologies returns the topologies of the kind of chip on the line, or all topologies.
 func topologies(q *cmdline.Query) []cmdline.Candidate {
 	kind := q.Setting("type")
 	var list []cmdline.Candidate
@@ -199,8 +199,8 @@ func runtimes(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// zones returns the zones that have TPUs in Google's documents, with their generations. The
-// list only helps to type: no zone is refused because it is missing here.
+// zones returns the zones with TPUs in Google's documents, and their generations. The list
+// only helps to type: other zones are not refused.
 func zones(*cmdline.Query) (list []cmdline.Candidate) {
 	for _, z := range [][2]string{
 		{"asia-east1-c", "v2"}, {"asia-northeast1-b", "v6e"}, {"europe-west4-a", "v2, v3, v6e"}, {"europe-west4-b", "v5e, v5p"},
@@ -302,8 +302,8 @@ func (s Sources) faultWords(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// prefixes returns values for --tpu-prefix: names of slices, and common beginnings of the
-// names of several slices.
+// prefixes returns values for --tpu-prefix: names of slices, and common beginnings of
+// several names.
 func (s Sources) prefixes(q *cmdline.Query) []cmdline.Candidate {
 	slicesOf := map[string]int{}
 	names := s.Ask(q).Slices
@@ -327,8 +327,7 @@ func (s Sources) prefixes(q *cmdline.Query) []cmdline.Candidate {
 
 func (s Sources) queued(q *cmdline.Query) []cmdline.Candidate { return cmdline.Plain(s.Ask(q).Queued) }
 
-// workers returns the workers of the run on the line, or of the slices that --tpu-prefix
-// names.
+// workers returns the workers of the run on the line, or of the slices of --tpu-prefix.
 func (s Sources) workers(q *cmdline.Query) []cmdline.Candidate {
 	var counts []int
 	if len(q.Words) > 0 {

@@ -24,7 +24,7 @@ func texts(list []cmdline.Candidate) string {
 	return strings.Join(all, " ")
 }
 
-// Names are used again only for the same place, and only for a minute.
+// Kept names are only for the same place, and only for a minute.
 func TestHolds(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -40,7 +40,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// Ask asks the API once a minute. It keeps no names if the API's answer was an error.
+// Ask asks the API once a minute. After an error of the API, it keeps no names.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -66,7 +66,6 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// Prefixes are names of slices, and common beginnings of several names.
 func TestPrefixes(t *testing.T) {
 	t.Parallel()
 	s := Sources{Ask: func(*cmdline.Query) Names {
@@ -79,8 +78,7 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// A command that takes one word gets no second one. After the name of a fault come its
-// arguments.
+// A command with one word gets no second one. After the name of a fault come its arguments.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	s := Sources{Faults: []Fault{{Name: "preempt", Args: []string{"node", "after"}}}, Ask: func(*cmdline.Query) Names { return Names{Queued: []string{"q1", "q2"}} }}
@@ -101,7 +99,6 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// These candidates need neither a configuration nor an API.
 func TestFacts(t *testing.T) {
 	t.Parallel()
 	if got := texts(zones(nil)); !strings.Contains(got, "us-central2-b") {

@@ -12,11 +12,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// fresh is how long names from the API are used again before the API is asked again.
+// fresh is how long names from the API are kept.
 const fresh = time.Minute
 
-// Names holds the names that the API knows, as multihost keeps them between two key
-// strokes.
+// Names has the API's names, in the form of the kept file.
 type Names struct {
 	Place  string         `json:"place"` // project, zone and endpoint
 	Read   time.Time      `json:"read"`
@@ -26,15 +25,14 @@ type Names struct {
 
 // Asking says how to ask the API for names, and where to keep them.
 type Asking struct {
-	Place    string        // where Slices and Queued look; names of another place do not count
-	StateDir string        // directory of the file with the names
-	Limit    time.Duration // how long the API may take
+	Place    string        // where Slices and Queued look; names of another place are void
+	StateDir string        // directory of the kept file
+	Limit    time.Duration // limit of the API
 	Slices   func(ctx context.Context) ([]tpu.Slice, error)
 	Queued   func(ctx context.Context) ([]string, error) // names of requests for slices
 }
 
-// Ask returns the names that the API knows: from the kept file if it is fresh, or else from
-// the API.
+// Ask returns the API's names: from the kept file if it is fresh, or else from the API.
 func Ask(ctx context.Context, a Asking) (Names, error) {
 	path := filepath.Join(a.StateDir, "completion.json")
 	var kept Names
@@ -55,7 +53,7 @@ func Ask(ctx context.Context, a Asking) (Names, error) {
 		return names, err
 	}
 	if data, err := json.Marshal(names); err == nil && os.MkdirAll(a.StateDir, 0o700) == nil {
-		_ = config.WriteWhole(path, data) // if it fails, the next key stroke asks the API again
+		_ = config.WriteWhole(path, data) // otherwise the next key stroke asks the API again
 	}
 	return names, nil
 }
