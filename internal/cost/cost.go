@@ -1,4 +1,4 @@
-// Package cost says what slices cost an hour, in words for a person.
+// Package cost says in words what slices cost an hour.
 package cost
 
 import (
@@ -15,7 +15,7 @@ func ListPrice(usd float64) string {
 	return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(usd), tpu.PriceDate)
 }
 
-// PriceOf writes the price of slices together with their tier and zone.
+// PriceOf writes the price of slices with their tier and zone.
 func PriceOf(hourly *float64, accelerator, tier, zone string) string {
 	if hourly == nil {
 		return NoPrice(accelerator, tier, zone)
@@ -36,7 +36,7 @@ func NoPrice(accelerator, tier, zone string) string {
 	return "price unknown for " + zone
 }
 
-// TierWords writes a tier in the words that people use.
+// TierWords writes a tier in people's words.
 func TierWords(tier string) string {
 	switch provision.Tier(tier) {
 	case provision.OnDemand:
@@ -47,9 +47,9 @@ func TierWords(tier string) string {
 	return tier
 }
 
-// Hourly returns what the slices of a resource cost now. It returns nil if a price is
-// unknown. Slices whose VMs are all stopped or were taken away do not count: at most their
-// disks are billed.
+// Hourly returns what the slices of a resource cost now, or nil if a price is not known. It
+// skips slices whose VMs are all stopped or were taken away: at most their disks cost
+// money.
 func Hourly(res provision.Resource, zone string) *float64 {
 	total := 0.0
 	for _, s := range res.Slices {
@@ -65,8 +65,8 @@ func Hourly(res provision.Resource, zone string) *float64 {
 	return &total
 }
 
-// SoFar returns the cost of the slices of a resource since their bill began. It returns nil
-// if a price is unknown.
+// SoFar returns the cost of a resource's slices since their bill began, or nil if a price
+// is not known.
 func SoFar(res provision.Resource, zone string, now time.Time) *float64 {
 	total := 0.0
 	for _, s := range res.Slices {
@@ -90,7 +90,7 @@ func Running(res provision.Resource, zone string, now time.Time) string {
 	return event.Dollars(*sum) + " so far, " + ListPrice(*Hourly(res, zone))
 }
 
-// Price returns what slices cost an hour, in US dollars. It returns "unknown" for nil.
+// Price writes what slices cost an hour in US dollars, or "unknown" for nil.
 func Price(hourly *float64) string {
 	if hourly == nil {
 		return "unknown"
@@ -98,5 +98,5 @@ func Price(hourly *float64) string {
 	return event.Dollars(*hourly)
 }
 
-// OnDemand is the tier that is assumed if the tier is not known. No other tier costs more.
+// OnDemand replaces an unknown tier, because no other tier costs more.
 const OnDemand = string(provision.OnDemand)

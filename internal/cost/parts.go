@@ -9,15 +9,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Part is one part of a resource, and what it costs.
+// A Part is one part of a resource, with its price.
 type Part struct {
 	provision.Item
-	Hourly *float64 `json:"usd_per_hour"` // list price; null: unknown
+	Hourly *float64 `json:"usd_per_hour"` // list price; null: not known
 	Text   string   `json:"text"`
 }
 
 // Parts returns the parts of a resource with their prices. accelerator and tier describe
-// the slices of the resource; "" if they are not known.
+// the slices of the resource; "": not known.
 func Parts(items []provision.Item, accelerator, tier, zone string) []Part {
 	all := make([]Part, len(items))
 	free := 0.0

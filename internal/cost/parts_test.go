@@ -7,7 +7,6 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Each part has a price of its own. Only VMs cost something.
 func TestPartsHavePrices(t *testing.T) {
 	t.Parallel()
 	const zone = "us-east5-a"
