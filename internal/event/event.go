@@ -1,9 +1,9 @@
-// Package event defines the events that multihost's logic reports. Packages emit Events
-// to a Sink and print nothing; internal/ui renders them for a terminal, a pipe or a JSON
+// Package event defines the events that multihost's logic reports. Packages emit Events to
+// a Sink and print nothing. internal/ui renders them for a terminal, a pipe or a JSON
 // reader.
 //
-// Every event is a plain value. A Sink must be safe for concurrent use. On a slow reader it
-// must not block its caller for longer than it takes to buffer the event, because the
+// Every event is a plain value. A Sink must be safe for concurrent use. With a slow reader
+// it must not block its caller for longer than it takes to buffer the event, because the
 // engine calls Emit while 2048 workers stream.
 package event
 
@@ -15,9 +15,9 @@ type Event interface {
 	Kind() string
 }
 
-// A Sink receives events. Emit is safe for concurrent use. After it returns, it keeps no
-// reference to byte slices in the event. It never fails: a sink drops bytes that it cannot
-// write.
+// A Sink receives events. Emit is safe for concurrent use. After Emit, the sink keeps no
+// reference to byte slices in the event. Emit never fails: a sink drops bytes that it
+// cannot write.
 type Sink interface {
 	Emit(Event)
 }
@@ -31,7 +31,7 @@ func (f SinkFunc) Emit(e Event) { f(e) }
 // Discard drops every event.
 var Discard Sink = SinkFunc(func(Event) {})
 
-// Tee returns a sink that emits every event to all sinks, in their order.
+// Tee returns a sink that emits every event to all sinks, in order.
 func Tee(sinks ...Sink) Sink {
 	return SinkFunc(func(e Event) {
 		for _, s := range sinks {
@@ -43,15 +43,14 @@ func Tee(sinks ...Sink) Sink {
 // Level is the importance of a Note.
 type Level string
 
-// The levels of a Note.
 const (
 	Info  Level = "info"
 	Warn  Level = "warning"
-	Debug Level = "debug" // shown with --debug only
+	Debug Level = "debug" // only with --debug
 )
 
-// Note is one sentence for the user, with an optional hint that ends with the
-// command to type.
+// Note is one sentence to the user, with an optional hint that ends with the command to
+// type.
 type Note struct {
 	Level Level  `json:"level"`
 	Text  string `json:"text"`
@@ -61,7 +60,6 @@ type Note struct {
 // PhaseState is the state of a phase.
 type PhaseState string
 
-// The states of a Phase.
 const (
 	Started PhaseState = "started"
 	Done    PhaseState = "done"
@@ -77,9 +75,8 @@ type Phase struct {
 	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
 }
 
-// Progress is a step within a phase. It replaces the previous Progress of the same phase. A
-// renderer that does not redraw lines shows it when something has changed, and at most
-// every 30 s.
+// Progress is a step within a phase. It replaces the last Progress of the phase. A renderer
+// that does not redraw lines shows it after a change, and at most every 30 s.
 type Progress struct {
 	Phase   string        `json:"phase"`
 	Done    int           `json:"done"`
@@ -87,18 +84,18 @@ type Progress struct {
 	Waiting string        `json:"waiting,omitempty"` // folded workers or a resource: "s0w[2-3]"
 	Detail  string        `json:"detail,omitempty"`  // "PROVISIONING", "1.2 MB of 4.0 MB"
 	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
-	Limit   time.Duration `json:"limit_ns,omitempty"` // deadline of the wait, from its beginning; 0: none
+	Limit   time.Duration `json:"limit_ns,omitempty"` // from the beginning to the deadline of the wait; 0: none
 	Bytes   int64         `json:"bytes,omitempty"`    // copied so far, of All
 	All     int64         `json:"all_bytes,omitempty"`
 
 	// Silent names, folded, the workers that do not answer any more, not even keepalives.
-	// It is "any worker" if all workers that the phase waits for are silent.
+	// It is "any worker" if all workers of the phase are silent.
 	Silent      string     `json:"silent,omitempty"`
-	SilentSince *time.Time `json:"silent_since,omitempty"` // when one of them was last heard
+	SilentSince *time.Time `json:"silent_since,omitempty"` // last answer of one of them
 }
 
-// Training is the newest step of a training run. It replaces the previous one. A figure of
-// 0 is unknown. TFLOP/s and tokens/s are per device, MFU is a fraction.
+// Training is the newest step of a training run. It replaces the last one. A figure of 0 is
+// not known. TFLOP/s and tokens/s are per device, and MFU is a fraction.
 type Training struct {
 	Step        int64   `json:"step"`
 	StepSeconds float64 `json:"step_seconds,omitempty"`
@@ -108,22 +105,21 @@ type Training struct {
 	Loss        string  `json:"loss,omitempty"` // "3.21", or "NaN", "Inf", "-Inf"
 }
 
-// Stall reports that the workers of a training run no longer make steps, or that they make
-// steps again.
+// Stall reports that the workers of a training run make no more steps, or make steps again.
 type Stall struct {
 	Attempt int           `json:"attempt"`
-	Began   time.Time     `json:"began"` // the last step line
+	Began   time.Time     `json:"began"` // time of the last step line
 	Seen    time.Time     `json:"seen"`
 	Limit   time.Duration `json:"limit_ns"`
-	First   string        `json:"first"` // the workers that stopped first, folded
+	First   string        `json:"first"` // workers that stopped first, folded
 	Step    int64         `json:"step"`  // their last step
 	Ended   *time.Time    `json:"ended,omitempty"`
 	Text    string        `json:"text"`
 	Hint    string        `json:"hint,omitempty"`
 }
 
-// Request says what a command is about to ask the cloud for. The command emits it before it
-// asks. It emits no further event when it repeats the request.
+// Request says what a command will request from the cloud. The command emits it before the
+// first request, and not again for a repeated one.
 type Request struct {
 	Resource    string        `json:"queued_resource"`
 	Slices      int           `json:"slices"`
@@ -134,43 +130,43 @@ type Request struct {
 	Reservation string        `json:"reservation,omitempty"`
 	Zone        string        `json:"zone"`
 	Network     string        `json:"network"`              // in words: "network mtu9k"
-	MTU         int           `json:"mtu,omitempty"`        // MTU of the network, if it was read
-	Hourly      *float64      `json:"usd_per_hour"`         // list price of all slices; null: the list has no price for this tier and zone
-	PriceDate   string        `json:"price_date"`           // the day on which the price list was read
+	MTU         int           `json:"mtu,omitempty"`        // MTU of the network; absent: not known
+	Hourly      *float64      `json:"usd_per_hour"`         // list price of all slices; null: no price for this tier and zone
+	PriceDate   string        `json:"price_date"`           // day on which the price list was read
 	Until       string        `json:"billed_until"`         // what ends the bill, in words
-	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // time after which the provider takes the slices away; 0: never
+	MaxRun      time.Duration `json:"max_run_ns,omitempty"` // the provider takes the slices away after this time; 0: never
 	DryRun      bool          `json:"dry_run,omitempty"`
 	Text        string        `json:"text"` // the line for people
 }
 
-// State reports that a cloud resource has changed its state.
+// State reports a new state of a cloud resource.
 type State struct {
 	Resource string        `json:"resource"` // "queued resource", "node", "network", "firewall"
 	Name     string        `json:"name"`
-	State    string        `json:"state"` // the API's own word
+	State    string        `json:"state"` // the API's word
 	Detail   string        `json:"detail,omitempty"`
 	Elapsed  time.Duration `json:"elapsed_ns,omitempty"`
 }
 
-// Attempt says which attempt of a run the following events belong to.
+// Attempt says to which attempt of a run the next events belong.
 type Attempt struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
 	Command string    `json:"command"` // secrets masked
-	Begin   time.Time `json:"begin"`   // when the attempt began, by the runner's clock, also if this command has joined it later
+	Begin   time.Time `json:"begin"`   // begin of the attempt by the runner's clock, even if this command has joined later
 	Slices  []string  `json:"slices"`
 	Workers int       `json:"workers"`
 	LogDir  string    `json:"log_dir"`
 }
 
-// Release reports when the command was started on all workers.
+// Release reports when the command started on all workers.
 type Release struct {
 	Attempt int          `json:"attempt"`
 	First   time.Time    `json:"first"` // worker clock, corrected by the measured offset
 	Workers []ReleasedOn `json:"workers"`
 }
 
-// ReleasedOn says when the command was started on one worker.
+// ReleasedOn says when the command started on one worker.
 type ReleasedOn struct {
 	Slice  int           `json:"slice"`
 	Worker int           `json:"worker"`
@@ -190,28 +186,28 @@ type WorkerDone struct {
 	Slice  int       `json:"slice"`
 	Worker int       `json:"worker"`
 	Code   int       `json:"code"`             // exit code; 128+n for signal n
-	Signal string    `json:"signal,omitempty"` // "KILL" when the command died by a signal
+	Signal string    `json:"signal,omitempty"` // "KILL" after a death by that signal
 	Reason string    `json:"reason,omitempty"` // why we stopped it: "fail-fast", "interrupt", …
-	Error  string    `json:"error,omitempty"`  // why it is unknown how the command ended; Code is then 69
+	Error  string    `json:"error,omitempty"`  // why the end is not known; Code is then 69
 	End    time.Time `json:"end"`              // worker clock, corrected by the measured offset
 }
 
-// AttemptEnd reports how an attempt ended, and what follows. If the command of an attempt
-// was never started, there is no AttemptEnd.
+// AttemptEnd reports how an attempt ended, and what follows. An attempt whose command never
+// started has no AttemptEnd.
 type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
 	OK      bool          `json:"ok"`              // every worker ended with 0
-	Cause   string        `json:"cause,omitempty"` // why it failed: preempted, maintenance, infrastructure, application, stall, expired, …
+	Cause   string        `json:"cause,omitempty"` // kind of the failure: preempted, maintenance, infrastructure, application, stall, expired, …
 	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
 	Code    int           `json:"code,omitempty"`  // exit code of the first worker to fail
 	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran
 	Again   bool          `json:"again"`           // another attempt follows
-	Next    string        `json:"next,omitempty"`  // what happens next, or why nothing does
+	Next    string        `json:"next,omitempty"`  // what comes next, or why nothing does
 }
 
-// Result carries the answer of a list or show command. Text is for people, Data is the
-// value for --output=json.
+// Result is the answer of a list or show command. Text is for people, and Data is the value
+// for --output=json.
 type Result struct {
 	Name string `json:"name"` // "queued_resources", "runs", "preflight", …
 	Text string `json:"-"`
@@ -223,20 +219,20 @@ type Summary struct {
 	Run         string        `json:"run"`
 	Attempt     int           `json:"attempt"`
 	OK          bool          `json:"ok"`
-	ExitCode    int           `json:"exit_code"`    // what multihost exits with
+	ExitCode    int           `json:"exit_code"`    // multihost's exit status
 	CommandCode int           `json:"command_code"` // exit code of the first worker to fail, else 0
 	Text        string        `json:"text"`         // one or several lines for people
 	FirstFail   string        `json:"first_failure,omitempty"`
 	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail
-	LeftBehind  int           `json:"left_behind,omitempty"` // processes that the command left in the background and that ended with it
+	LeftBehind  int           `json:"left_behind,omitempty"` // processes that the command left in the background, ended with it
 	LogDir      string        `json:"log_dir"`
-	Training    []string      `json:"training,omitempty"` // how fast it was and which workers lagged, one line each
-	Next        string        `json:"next,omitempty"`     // the command to type next; "": a default after a failure
+	Training    []string      `json:"training,omitempty"` // how fast it was and which workers were slow, one line each
+	Next        string        `json:"next,omitempty"`     // command to type next; "": a default after a failure
 	Phases      []PhaseTime   `json:"phases"`
 	Skew        time.Duration `json:"start_skew_ns"`
 }
 
-// PhaseTime is how long one phase of a run took.
+// PhaseTime is the duration of one phase of a run.
 type PhaseTime struct {
 	Name    string        `json:"name"`
 	Elapsed time.Duration `json:"elapsed_ns"`

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// Notef emits a Note. Its text is format filled with args. hint may be empty.
+// Notef emits a Note with a formatted text. hint may be empty.
 func Notef(sink Sink, level Level, hint, format string, args ...any) {
 	sink.Emit(Note{Level: level, Text: fmt.Sprintf(format, args...), Hint: hint})
 }
 
-// Duration writes how long something took, with the digits that matter to
-// people: 12 ms, 0.4 s, 12 s, 3m20s, 2h05m, 3d07h.
+// Duration writes a duration with the digits that matter to people: 12 ms, 0.4 s, 12 s,
+// 3m20s, 2h05m, 3d07h.
 func Duration(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -32,8 +32,8 @@ func Duration(d time.Duration) string {
 }
 
 // Age writes how long something has lasted, or how long ago it was. Unlike Duration, it
-// writes whole seconds, rounded down. So the text changes at most once a second. An age is
-// 0 if another clock puts the time in the future.
+// writes whole seconds, rounded down, so that the text changes at most once a second. If
+// another clock puts the time in the future, the age is 0.
 func Age(d time.Duration) string {
 	return coarse(max(d, 0).Truncate(time.Second))
 }
@@ -54,8 +54,8 @@ func coarse(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", h/24, h%24)
 }
 
-// Bytes writes a number of bytes in decimal units, as network rates are:
-// 12 B, 4.0 kB, 1.2 GB.
+// Bytes writes a number of bytes in decimal units, like network rates: 12 B, 4.0 kB, 1.2
+// GB.
 func Bytes(n int64) string {
 	if n < 1000 {
 		return fmt.Sprintf("%d B", n)
@@ -88,7 +88,7 @@ func Count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// StepTime writes how long a training step took: 85.2 ms, 1.234 s, 120 s.
+// StepTime writes the duration of a training step: 85.2 ms, 1.234 s, 120 s.
 func StepTime(seconds float64) string {
 	switch {
 	case seconds < 0.0995:
