@@ -1,6 +1,5 @@
-// Package fault sorts errors into kinds. A package that returns an error gives it a kind.
-// The program ends with the exit status of the kind. No other code has to know the error's
-// type.
+// Package fault sorts errors into kinds. A package gives its errors a kind. The program
+// ends with the kind's exit status. No other code has to know the error's type.
 package fault
 
 import (
@@ -13,18 +12,17 @@ import (
 )
 
 // A Kind says how the user can react to an error: type something else, wait, or ask for a
-// right.
+// permission.
 type Kind int
 
-// The kinds of errors.
 const (
 	Unknown       Kind = iota // the error has no kind of its own: its cause decides
 	Internal                  // a fault of the program
 	Usage                     // the command line is wrong
 	Configuration             // a setting, key or file is missing or malformed
-	Permission                // the caller may not do this, or is not signed in
-	Temporary                 // no capacity or quota, or a deadline passed: the same may work later
-	Unavailable               // a worker, a resource or an API is not there, not reachable or not usable
+	Permission                // the caller lacks a permission, or is not signed in
+	Temporary                 // no capacity or quota, or a deadline passed: a retry may work later
+	Unavailable               // a worker, a resource or an API does not exist, does not answer or is not usable
 	IO                        // a local file cannot be read or written
 	Preflight                 // the workers are not in the state that the command needs
 	Interrupted               // a signal ended the work
@@ -65,11 +63,10 @@ type sentinel struct {
 func (e *sentinel) Error() string { return e.text }
 func (e *sentinel) Fault() Kind   { return e.kind }
 
-// Of returns the kind of err. The outermost error that has a kind decides, because it knows
-// more than its cause. Among joined errors, the first that has a kind decides. If no error
-// has a kind, the standard library's errors have one. A passed deadline is Temporary, a
-// failed file operation is IO, and a failed network operation is Unavailable. Of returns
-// Unknown for all other errors and for nil.
+// Of returns the kind of err. The outermost error with a kind decides, because it knows
+// more than its cause. Of joined errors, the first one with a kind decides. Without a kind,
+// a passed deadline is Temporary, a failed file operation is IO, and a failed network
+// operation is Unavailable. For all other errors and for nil, Of returns Unknown.
 func Of(err error) Kind {
 	if kind := told(err); kind != Unknown {
 		return kind
@@ -79,7 +76,7 @@ func Of(err error) Kind {
 		netErr net.Error
 	)
 	switch {
-	case errors.Is(err, context.DeadlineExceeded): // a net.Error, too
+	case errors.Is(err, context.DeadlineExceeded): // also a net.Error
 		return Temporary
 	case errors.As(err, &path):
 		return IO
@@ -109,9 +106,9 @@ func told(err error) Kind {
 	return Unknown
 }
 
-// Hints returns what to type about an error, one text for each part of a joined error. The
-// hint of an error also covers the errors that it wraps. A hint is what a method
-// Hint() string returns.
+// Hints returns what to type about an error, one text for each part of a joined error. A
+// hint is the result of a method Hint() string. The hint of an error also covers the errors
+// that it wraps.
 func Hints(err error) (texts []string) {
 	if hinted, ok := err.(interface{ Hint() string }); ok {
 		if text := strings.TrimSpace(hinted.Hint()); text != "" {
