@@ -2,9 +2,9 @@
 //
 // # Decisions
 //
-//   - Evidence decides what counts as left: a dead resource, or workers that answer and
-//     know no active run. Networks have no label of a user, so they count only with
-//     --all-users or --prefix.
+//   - Only evidence makes something a leftover: a dead resource, or workers that answer and
+//     know no active run. Networks have no user label, so they count only with --all-users
+//     or --prefix.
 package gc
 
 import (
@@ -34,36 +34,35 @@ import (
 	"multihost/internal/workers"
 )
 
-// Slices count as left over only after they have been without a run for minIdle. A job that
-// has just created its slices has not started its command yet.
+// Slices are left over only after minIdle without a run, because a job that has just made
+// its slices has not started its command yet.
 const minIdle = 30 * time.Minute
 
-// NetworkInventory lists the networks that multihost created. *network.Client implements
-// it.
+// NetworkInventory lists the networks that multihost made. *network.Client implements it.
 type NetworkInventory interface {
 	Owned(ctx context.Context) ([]network.Owned, error)
 	Delete(ctx context.Context, name string) (network.Deletion, error)
 }
 
-// ClusterInventory lists the clusters that multihost created, with the workloads in them.
-// *gke.Client implements it.
+// ClusterInventory lists the clusters that multihost made, and their workloads. *gke.Client
+// implements it.
 type ClusterInventory interface {
 	Owned(ctx context.Context) ([]gke.Info, error)
 }
 
 // GCOptions selects the leftovers to look for.
 type GCOptions struct {
-	Networks  NetworkInventory // nil: no networks are listed
-	Clusters  ClusterInventory // nil: no clusters are listed
-	User      string           // the user they belong to; "": all users
-	Prefix    string           // prefix of their names
+	Networks  NetworkInventory // nil: list no networks
+	Clusters  ClusterInventory // nil: list no clusters
+	User      string           // owner; "": all users
+	Prefix    string           // of names
 	OlderThan time.Duration
-	Look      bool // log in to slices to see whether a run is active there
+	Look      bool // log in to slices to find active runs
 }
 
-// A Leftover is something that a run created and that may no longer be needed.
+// A Leftover is something that a run made and that may be useless now.
 type Leftover struct {
-	Kind     string        `json:"kind"` // "network", "cluster", or what the provider calls its resources: "queued resource"
+	Kind     string        `json:"kind"` // "network", "cluster", or the provider's word for its resources: "queued resource"
 	Name     string        `json:"name"`
 	State    string        `json:"state,omitempty"`
 	Run      string        `json:"run,omitempty"`
@@ -71,25 +70,24 @@ type Leftover struct {
 	Created  time.Time     `json:"created"`
 	Age      time.Duration `json:"age_ns"`
 	Type     string        `json:"accelerator_type,omitempty"`
-	Slices   int           `json:"slices,omitempty"` // number of slices that exist
+	Slices   int           `json:"slices,omitempty"` // existing slices
 	Tier     string        `json:"tier,omitempty"`
-	Hourly   *float64      `json:"usd_per_hour"` // list price now, while it exists; null: unknown
-	Useless  bool          `json:"useless"`      // it is known to be no longer needed: gc --delete deletes it
-	Evidence string        `json:"evidence"`     // how that was decided
+	Hourly   *float64      `json:"usd_per_hour"` // list price now; null: not known
+	Useless  bool          `json:"useless"`      // certainly useless: gc --delete deletes it
+	Evidence string        `json:"evidence"`     // reason for Useless
 
-	Parts []cost.Part `json:"parts,omitempty"` // the parts of a resource that has several
+	Parts []cost.Part `json:"parts,omitempty"` // of a resource with several parts
 
 	res provision.Resource
 }
 
-// Deps holds what the package works with.
 type Deps struct {
 	*workers.Reach
 	StateDir string // of this machine's records
 }
 
-// Leftovers lists what runs left behind in the zone, and the networks of the project
-// that no machine uses. It changes nothing.
+// Leftovers lists what runs left in the zone, and the networks of the project without
+// machines. It changes nothing.
 func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
@@ -163,8 +161,8 @@ func itemizer(d Deps, kind string) (provision.Itemizer, bool) {
 	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
 }
 
-// addParts adds the parts of resources that have several. If the parts of a resource cannot
-// be read, the resource has no parts in the result.
+// addParts adds the parts of resources with several. If it cannot read the parts of a
+// resource, it adds none.
 func addParts(ctx context.Context, d Deps, left []Leftover) {
 	errs := make([]error, len(left))
 	var reads errgroup.Group
@@ -235,9 +233,8 @@ func lookForRuns(ctx context.Context, d Deps, left []Leftover, olderThan time.Du
 }
 
 // holders looks for processes that use the TPU on worker 0 of every slice, because somebody
-// may have started them without multihost. The Index of a slice is its place in ready. A
-// text of the result says which processes use the TPU, or why that is not known. It is ""
-// if none does.
+// may have started them without multihost. A slice's Index is its place in ready. Each text
+// says which processes use the TPU, or why that is not known. "" means that none does.
 func holders(ctx context.Context, d Deps, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))
 	for i, s := range ready {
@@ -268,7 +265,7 @@ func holders(ctx context.Context, d Deps, ready []tpu.Slice) []string {
 
 // idle decides whether the slices of a resource have been without a run for long enough.
 func idle(d Deps, l Leftover, name string, ready []tpu.Slice, found []workers.FoundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
-	var since time.Time // the last known moment of activity
+	var since time.Time // last known moment of activity
 	mine := func(index int) bool { return ready[index].QueuedResource == name }
 	for i, s := range ready {
 		if mine(i) {
@@ -316,9 +313,9 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// unusedNetworks lists the networks that multihost created and no machine uses. Networks
-// carry no user label, so they count as useless only if the user asks for everybody's
-// networks or gives a name prefix.
+// unusedNetworks lists multihost's networks without machines. Networks have no user label,
+// so they are useless only if the user asks for everybody's networks or gives a name
+// prefix.
 func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Networks.Owned(ctx)
 	if err != nil {
@@ -329,7 +326,7 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 		if len(n.Users) > 0 || !strings.HasPrefix(n.Name, o.Prefix) || d.Age(n.Created) < o.OlderThan {
 			continue
 		}
-		free := 0.0 // networks and firewall rules are not billed
+		free := 0.0 // networks and firewall rules cost nothing
 		l := Leftover{Kind: "network", Name: n.Name, Created: n.Created, Age: d.Age(n.Created), Hourly: &free,
 			Evidence: fmt.Sprintf("no machine uses it or its %s; who made it is not known: with --all-users or --prefix=%s it counts as left", event.Count(len(n.Firewalls), "firewall rule"), n.Name)}
 		if o.User == "" || o.Prefix != "" {
@@ -341,8 +338,8 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 }
 
 // idleClusters lists the clusters of the region in which no pod asks for TPU chips now, or
-// whose pods cannot be read. They never count as useless: a cluster is for many workloads,
-// and the next one may come soon.
+// whose pods cannot be read. They are never useless: a cluster is for many workloads, and
+// the next one may come soon.
 func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Clusters.Owned(ctx)
 	if gcp.ClassOf(err) == gcp.Permission { // a project without clusters need not have their API
@@ -358,7 +355,7 @@ func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) 
 		if !mine || len(k.Workloads) > 0 || !strings.HasPrefix(k.Name, o.Prefix) || k.Region != gcp.Region(d.Zone) || d.Age(k.Created) < o.OlderThan {
 			continue
 		}
-		// Hourly stays unknown, because the prices of some parts are. Parts has the known ones.
+		// Hourly stays unknown, because some parts' prices are. Parts has the known ones.
 		l := Leftover{Kind: "cluster", Name: k.Name, State: k.State, User: k.User, Created: k.Created, Age: d.Age(k.Created)}
 		var types []string
 		types, l.Slices = k.Types()
@@ -375,8 +372,8 @@ func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) 
 	return left, nil
 }
 
-// Collect deletes useless leftovers. It reads the real state before each deletion and
-// keeps what has changed since it was listed.
+// Collect deletes useless leftovers. It reads the real state before each deletion and keeps
+// what has changed since the list.
 func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 	names, errs := make([]string, len(left)), make([]error, len(left))
 	var group errgroup.Group
@@ -397,7 +394,7 @@ func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 
 func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 	if l.Kind == "network" {
-		_, err := o.Networks.Delete(ctx, l.Name) // Delete itself checks the owner and the users of the network
+		_, err := o.Networks.Delete(ctx, l.Name) // Delete itself checks the owner and the machines of the network
 		return err
 	}
 	now, err := d.Cloud.Get(ctx, l.Name)
@@ -424,7 +421,7 @@ func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 }
 
 // collectRemains deletes the remaining parts of a resource without slices. It lists the
-// resources again, because somebody may have begun to make a resource of the same name.
+// resources again, because somebody may be making a resource of the same name.
 func collectRemains(ctx context.Context, d Deps, l Leftover) error {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
@@ -473,16 +470,16 @@ func LeftoverTable(left []Leftover) string {
 }
 
 // WarnOfLeftovers searches for leftovers of user's runs while the command works, and
-// reports them in one line. It deletes what is left of them and costs nothing. The resource
-// named except belongs to the command itself. It never fails and never delays the command:
-// the caller calls wait at the end, which cancels a search that is not done.
+// reports them in one line. It deletes the parts that cost nothing. The resource except
+// belongs to the command itself. WarnOfLeftovers never fails and never delays the command:
+// at the end the caller calls wait, which cancels an unfinished search.
 func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	var done sync.WaitGroup
 	done.Go(func() {
 		all, err := d.Cloud.List(ctx)
 		if err != nil {
-			return // the warning is an extra; the command's own requests report errors
+			return // the command's own requests report errors
 		}
 		if text := leftoverWarning(d, all, user, except); text != "" && ctx.Err() == nil {
 			event.Notef(d.Sink, event.Warn, "multihost gc", "%s", text)
@@ -495,9 +492,9 @@ func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait fun
 	}
 }
 
-// sweep deletes the parts that cost nothing of resources of user's runs without slices. Workers
-// cannot delete parts that are in use until the workers are gone. What sweep does not
-// delete, the next command does.
+// sweep deletes the parts that cost nothing of resources of user's runs without slices.
+// Workers cannot delete such parts, because they are in use until the workers are gone.
+// What sweep leaves, the next command deletes.
 func sweep(ctx context.Context, d Deps, all []provision.Resource, user, except string) {
 	if d.ReadOnly {
 		return
@@ -557,9 +554,8 @@ func leftoverWarning(d Deps, all []provision.Resource, user, except string) stri
 	return "left of your earlier runs: " + strings.Join(parts, "; ")
 }
 
-// lastRunEnded returns when the last run on the slices of a resource ended. It knows that
-// from this machine's records. It is zero if the records have no such run, or a run that
-// has not ended.
+// lastRunEnded returns the end of the last run on a resource's slices, from this machine's
+// records. It is zero if the records have no such run, or a run that has not ended.
 func lastRunEnded(d Deps, res provision.Resource) time.Time {
 	names := map[string]bool{}
 	for _, s := range res.Slices {

@@ -20,7 +20,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// made returns a resource of ann's with slices that are READY.
+// made returns a resource of ann's with READY slices.
 func made(id, state string, nodes int, created time.Time) provision.Resource {
 	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: provision.OwnerLabels(id, "ann")}
 	for i := range nodes {
@@ -111,11 +111,11 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	}
 }
 
-// remains is a provider of a resource. Parts of the resource are left, and cost nothing.
+// remains is a provider of a resource of which only parts that cost nothing are left.
 type remains struct {
 	provision.Provider
 	listed  []provision.Resource
-	deleted string // the resource and its run
+	deleted string // the deleted resource and its run
 }
 
 func (r *remains) List(context.Context) ([]provision.Resource, error) { return r.listed, nil }
@@ -155,8 +155,8 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	}
 }
 
-// back is a provider of a resource. One slice of the resource has become ready again. The
-// list of slices does not show that slice yet.
+// back is a provider of a resource. One of its slices has become ready again, but the list
+// of slices does not show it yet.
 type back struct {
 	remains
 	now provision.Resource
@@ -166,8 +166,8 @@ func (b *back) Get(context.Context, string) (provision.Resource, error) { return
 
 func (*back) Slices(context.Context) ([]tpu.Slice, error) { return nil, nil }
 
-// Before a deletion, gc judges a resource by its present state, and not by the state in the
-// list.
+// Before a deletion, gc reads the present state of a resource. The state in the list is not
+// enough.
 func TestASliceThatIsReadyAgainIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	slice := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Making}
@@ -186,8 +186,8 @@ func TestASliceThatIsReadyAgainIsNotDeleted(t *testing.T) {
 	}
 }
 
-// The remains of a resource without slices are deleted too, unless somebody is already
-// making a new one of that name.
+// The remains of a resource without slices are also deleted, unless somebody is making a
+// new one of that name.
 func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 	for life, want := range map[provision.Life]string{provision.Failed: "m of r", provision.Requested: "", provision.Absent: ""} {
 		cloud := &remains{}
@@ -202,7 +202,7 @@ func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 	}
 }
 
-// inParts is a provider whose resources have several parts. One part cannot be read.
+// inParts is a provider of resources with several parts, one of which cannot be read.
 type inParts struct{ provision.Provider }
 
 func (inParts) ItemsOf(provision.Request) []provision.Item { return nil }
@@ -211,7 +211,7 @@ func (inParts) Items(context.Context, string) ([]provision.Item, error) {
 	return []provision.Item{{Kind: "template", Name: "m"}}, errors.New("read policy: denied")
 }
 
-// What is left of a dead resource, and what that costs, depends on its provider.
+// The parts and costs of a dead resource depend on its provider.
 func TestPartsOfLeftovers(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}
@@ -251,7 +251,7 @@ func TestPartsOfLeftovers(t *testing.T) {
 	}
 }
 
-// Parts without slices cost nothing. gc says so even if a command may be making the rest now.
+// Parts without slices cost nothing. gc says so even if a command may be making the rest.
 func TestFreePartsAreCalledFree(t *testing.T) {
 	t.Parallel()
 	for life, want := range map[provision.Life]string{
@@ -268,7 +268,7 @@ func TestFreePartsAreCalledFree(t *testing.T) {
 	}
 }
 
-// parts is a provider whose resources have several parts.
+// parts is a provider of resources with several parts.
 type parts struct {
 	remains
 	swept []string
@@ -282,8 +282,8 @@ func (p *parts) Sweep(_ context.Context, id, run string, over bool) error {
 	return nil
 }
 
-// A command deletes what is left of the user's earlier runs and is free. It leaves what is on
-// its way, what belongs to others, what it is making itself, and all in a dry run.
+// A command deletes the remains of the user's earlier runs that cost nothing. It leaves
+// what somebody is making, what belongs to others, its own, and in a dry run everything.
 func TestFreeRemainsOfEarlierRunsAreSwept(t *testing.T) {
 	t.Parallel()
 	res := func(id, user string, life provision.Life, slices ...tpu.Slice) provision.Resource {
