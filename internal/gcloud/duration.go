@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A span is a duration in gcloud's sense. Years, months and days follow the calendar
-// when the span is added to a time.
+// A span is a duration of gcloud. Added to a time, its years, months and days follow the
+// calendar.
 type span struct {
 	negative      bool
 	years, months int
@@ -25,9 +25,9 @@ const (
 	maxSpan = math.MaxInt64
 )
 
-// ParseDuration parses a duration as people and gcloud write it: "90m", "1h30m",
-// "2d", "1w", "3600s", or ISO 8601 ("PT36H", "P7D"). A number without a unit is an
-// error, because it could mean seconds or hours.
+// ParseDuration parses a duration in people's or gcloud's form: "90m", "1h30m", "2d", "1w",
+// "3600s", or ISO 8601 ("PT36H", "P7D"). A number without a unit is an error, because it
+// could mean seconds or hours.
 func ParseDuration(s string) (time.Duration, error) {
 	p, err := parseSpan(s)
 	if err == nil && p.negative {
@@ -109,9 +109,9 @@ func (p span) after(t time.Time) time.Time {
 	return t.Add(time.Duration(sign) * (p.clock + time.Duration(part*float64(day))))
 }
 
-// ParseTime parses a time as gcloud does: a date with or without a time of day and
-// a zone, a time of today, or a duration from now, such as "+1h" or "P1D". A time
-// without a zone is in the time zone of now.
+// ParseTime parses a time like gcloud: a date with or without a time of day and a zone, a
+// time of today, or a duration from now, for example "+1h" or "P1D". A time without a zone
+// is in the time zone of now.
 func ParseTime(s string, now time.Time) (time.Time, error) {
 	text := strings.TrimSpace(s)
 	if strings.HasPrefix(text, "+") || strings.HasPrefix(text, "-") || strings.HasPrefix(strings.ToUpper(text), "P") {
@@ -145,14 +145,14 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 	case err != nil:
 	case p.inDays() > 0:
 		return p.after(now), nil
-	default: // gcloud reads "1h" as one o'clock
+	default: // for gcloud "1h" is one o'clock
 		return time.Time{}, fmt.Errorf("parse time %q: write +%s for that long from now, or a time of the day such as 13:00", s, text)
 	}
 	return time.Time{}, fmt.Errorf("parse time %q: write a time such as 2026-01-31T12:00:00Z or a duration from now such as +1h", s)
 }
 
-// The parts of the layouts that ParseTime knows. time.Parse accepts fractions of a
-// second even though no layout has them.
+// Parts of the layouts of ParseTime. time.Parse accepts fractions of a second even without
+// them in a layout.
 var (
 	dateLayouts  = []string{"2006-01-02", "20060102", "2006/01/02", "Jan 2 2006", "2 Jan 2006", "Mon Jan 2 2006", ""}
 	clockLayouts = []string{"T15:04:05", "T15:04", " 15:04:05", " 15:04", "T150405", "T1504", "T15", " 3:04pm", " 3pm", ""}

@@ -26,15 +26,15 @@ import (
 //	operand  = word | "(" word { word } ")"   the list with : and = only
 //	path     = name { "." name | "[" number "]" | "[]" }
 //
-// A path without an operator is a text. Some field must contain it. As in gcloud, it is an
-// error to have AND and OR in one pair of parentheses. The functions of gcloud's language
-// are not supported.
+// A path without an operator is a text that some field must contain. As in gcloud, AND and
+// OR in one pair of parentheses are an error. The functions of gcloud's language are not
+// supported.
 type Filter struct {
 	text string
 	root condition
 }
 
-// A condition reports whether it matches a resource, given as decoded JSON.
+// A condition reports whether it matches a resource in decoded JSON.
 type condition func(resource any) bool
 
 // A FilterError says what is wrong with a filter, and where.
@@ -73,17 +73,17 @@ func ParseFilter(text string, now time.Time) (Filter, error) {
 	return f, err
 }
 
-// Match reports whether the filter matches a resource, given as decoded JSON.
+// Match reports whether the filter matches a resource in decoded JSON.
 func (f Filter) Match(resource any) bool { return f.root(resource) }
 
-// maxNesting limits how deep the parentheses of a filter may be nested.
+// maxNesting limits nested parentheses.
 const maxNesting = 100
 
 type filterParser struct {
 	text   string
 	at     int
 	now    time.Time
-	groups []string // for each open parenthesis: AND, OR or neither yet
+	groups []string // for each open parenthesis: AND, OR or still neither
 }
 
 func (p *filterParser) fail(at int, problem string, args ...any) error {
@@ -137,7 +137,7 @@ func (p *filterParser) expr() (condition, error) {
 	return nil, err
 }
 
-// chain reads one or more parts. word joins them; it is AND or OR.
+// chain reads one or more parts with word between them: AND or OR.
 func (p *filterParser) chain(word string, part func() (condition, error)) (condition, error) {
 	left, err := part()
 	for err == nil && p.word(word) {
@@ -290,8 +290,8 @@ func (p *filterParser) operands(operator string) ([]string, error) {
 	}
 }
 
-// token reads a word up to a space or a character of stops. All or parts of the word may be
-// quoted.
+// token reads a word up to a space or a character of stops. The word may be quoted, wholly
+// or in parts.
 func (p *filterParser) token(stops string) (word string, ok bool, err error) {
 	var b strings.Builder
 	quote, start := rune(0), p.at
@@ -389,8 +389,7 @@ func pathText(path []step) string {
 	return b.String()
 }
 
-// lookUp returns the value at a path, or nil if there is none. In a list, it looks up a
-// name in each item.
+// lookUp returns the value at a path, or nil. In a list, it looks up a name in each item.
 func lookUp(v any, path []step) any {
 	for i, s := range path {
 		switch at := v.(type) {
@@ -440,7 +439,7 @@ func each(list []any, path []step) any {
 	return all
 }
 
-// member finds a field by its name. The name is in the API's spelling or has underscores.
+// member finds a field by its name, in the API's spelling or with underscores.
 func member(m map[string]any, name string) any {
 	if v, ok := m[name]; ok {
 		return v
@@ -450,8 +449,7 @@ func member(m map[string]any, name string) any {
 
 var camelRE = regexp.MustCompile(`_[a-z0-9]`)
 
-// anywhere matches a resource if some field contains the text. Upper and lower case
-// count as the same.
+// anywhere matches a resource if some field contains the text, in any case.
 func anywhere(text string) condition {
 	text = strings.ToLower(text)
 	var holds condition
@@ -488,12 +486,12 @@ func plainText(v any) string {
 	case nil:
 		return ""
 	}
-	text, _ := json.Marshal(v) // v was decoded from JSON, so it can be encoded
+	text, _ := json.Marshal(v) // decoded JSON can be encoded
 	return string(text)
 }
 
 // comparisonOf returns the test of a field's value. A list passes if one of its items
-// passes. If there are several operands, one match is enough.
+// passes. Of several operands, one match is enough.
 func comparisonOf(operator string, operands []string, now time.Time) (condition, error) {
 	var tests []condition
 	for _, operand := range operands {
@@ -535,9 +533,9 @@ func oneTest(operator, operand string, now time.Time) (condition, error) {
 	return ordered(operator, operand, now), nil
 }
 
-// has is the test of the operator ":". A text passes if it contains the operand.
-// If the operand has a *, the text must begin with the part before the * and end
-// with the part after it. Case does not matter. In an object, keys count too.
+// has is the test of the operator ":". A text passes if it contains the operand, in any
+// case. With a * in the operand, the text must begin with the part before the * and end
+// with the part after it. In an object, has also tests keys.
 func has(operand string) condition {
 	lower := strings.ToLower(operand)
 	head, tail, star := strings.Cut(lower, "*")
@@ -587,7 +585,7 @@ func anyOf(v any, test condition) bool {
 	return false
 }
 
-// ordered is the test of <, <=, > and >=. It compares numbers, times or texts.
+// ordered is the test of <, <=, > and >=, for numbers, times or texts.
 func ordered(operator, operand string, now time.Time) condition {
 	return func(v any) bool {
 		order := strings.Compare(plainText(v), operand)
@@ -644,7 +642,7 @@ func timeOf(v any) (time.Time, bool) {
 	if !timeRE.MatchString(text) {
 		return time.Time{}, false
 	}
-	t, err := ParseTime(text, time.Time{}) // times of the API have a zone
+	t, err := ParseTime(text, time.Time{}) // the API's times have a zone
 	return t, err == nil
 }
 
@@ -683,8 +681,8 @@ func ParseSortKeys(text string) ([]SortKey, error) {
 	return keys, nil
 }
 
-// Compare returns the order of two resources, given as decoded JSON: -1, 0 or 1. The first
-// key counts most.
+// Compare returns the order of two resources in decoded JSON: -1, 0 or 1. The first key
+// matters most.
 func Compare(a, b any, keys []SortKey) int {
 	for _, key := range keys {
 		order := strings.Compare(plainText(lookUp(a, key.path)), plainText(lookUp(b, key.path)))

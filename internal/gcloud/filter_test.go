@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// filterCases says of each filter whether it matches filtered. Where gcloud is installed,
+// filterCases says for each filter whether it matches filtered. If gcloud is installed,
 // another test compares its answers with these.
 var filterCases = map[string]bool{
 	"":           true,
@@ -65,7 +65,7 @@ var filterCases = map[string]bool{
 	"tpu.nodeSpec.node.metadata.count<10":                       true,
 }
 
-// filtered is a resource, decoded from the JSON that the API reports.
+// filtered is a resource, decoded from the API's JSON.
 func filtered() any {
 	node := func(id string) map[string]any {
 		return map[string]any{"nodeId": id, "node": map[string]any{
@@ -162,7 +162,7 @@ func TestSortByPaths(t *testing.T) {
 	}
 }
 
-// FuzzFilter checks that every text is either a filter or an error with its place.
+// Every text is either a filter or an error with its place.
 func FuzzFilter(f *testing.F) {
 	for text := range filterCases {
 		f.Add(text)

@@ -17,8 +17,8 @@ import (
 
 const gcloudFlagsFile = "testdata/gcloud-flags.json"
 
-// gcloudFlags returns the flags of gcloud's commands for queued resources. It reads them
-// from a file, because gcloud is not installed everywhere.
+// gcloudFlags returns the flags of gcloud's commands for queued resources, from a file,
+// because gcloud is not installed everywhere.
 func gcloudFlags(t *testing.T) (flags map[string][]string) {
 	t.Helper()
 	text, err := os.ReadFile(gcloudFlagsFile)
@@ -32,13 +32,13 @@ func gcloudFlags(t *testing.T) (flags map[string][]string) {
 }
 
 // Our filters, times and durations agree with gcloud's own Python code, except for the
-// listed differences. Its flags are the flags in the file. MULTIHOST_UPDATE_GCLOUD=1 writes
-// the file anew.
+// listed differences. The file has gcloud's flags. MULTIHOST_UPDATE_GCLOUD=1 writes the
+// file anew.
 func TestGcloudReadsFiltersAndTimesTheSame(t *testing.T) {
 	t.Parallel()
 	now := time.Now().UTC()
 	durations := []string{"1h30m", "P1DT2H", "1.5d", "1,5h", "P1Y", "P2M", "P1M", "P1MT1M", "P1.5M", "1d1m", "1W", "1500ms", "P0", "30m1h", "90", "x", "1h 1m", "P", "-"}
-	ours := map[string]bool{"P": true, "-": true} // gcloud reads these as no duration
+	ours := map[string]bool{"P": true, "-": true} // no durations for gcloud
 	moments := []string{
 		"2026-02-03T04:05:06Z", "2026-02-03T04:05:06.5+02:00", "2026-02-03T04:05:06-0800", "2026-02-03 04:05:06 UTC", "2026-02-03 04:05", "2026-02-03T04",
 		"2026-02-03", "20260203T040506", "2026/02/03", "2 Feb 2026 3pm", "Feb 2 2026", "23:30", "+1h30m", "P1D", "pt36h", "P1M", "1d", "1.5d", "1w", "tomorrow", "2026-13-01",
