@@ -149,7 +149,7 @@ func TestLives(t *testing.T) {
 	}
 }
 
-// TestANewPodMakesAnotherSlice: the UID of a slice changes with any of its pods.
+// The UID of a slice changes with any of its pods.
 func TestANewPodMakesAnotherSlice(t *testing.T) {
 	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")})
 	testkit.Must(t, err)
@@ -161,13 +161,13 @@ func TestANewPodMakesAnotherSlice(t *testing.T) {
 	}
 }
 
-// TestHolder runs the program of the pods: it ends on SIGTERM at once.
+// The pods' program ends at once on SIGTERM.
 func TestHolder(t *testing.T) {
 	cmd := exec.Command("bash", "-c", holder())
 	testkit.Must(t, cmd.Start())
 	file := fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", cmd.Process.Pid)
 	var sleeper int
-	testkit.Eventually(t, "the program to wait", func() bool { // its trap is set by then
+	testkit.Eventually(t, "the program to wait", func() bool { // by then it has set its trap
 		children, err := os.ReadFile(file)
 		n, _ := fmt.Sscan(string(children), &sleeper)
 		return err == nil && n == 1

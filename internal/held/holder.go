@@ -1,15 +1,15 @@
-// Package held is the provider of slices that a JobSet of idle pods holds. Kubernetes places
-// the pods and makes them again when a node fails. A pod is a worker of a slice, a Job is a
-// slice, and the JobSet is the resource. Commands reach the pods by package pods.
+// Package held is the provider of slices that a JobSet of idle pods holds. Kubernetes
+// places the pods and replaces them when a node fails. A pod is a worker of a slice, a Job
+// is a slice, and the JobSet is the resource. Commands reach the pods by package pods.
 //
 // # Decisions
 //
-//   - A pod holds its place by a process that does nothing. So the slices stay when a
-//     command ends. A command on them needs no image and no admission of its own.
-//   - The pods have the network of their nodes and are privileged, as those of XPK are: the
-//     preflight can then set what the node allows.
-//   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another
-//     UID: the new pods have nothing of what was in the old ones.
+//   - A pod holds its place by an idle process. So the slices stay when a command ends, and
+//     a command needs no image and no admission of its own.
+//   - Like XPK's, the pods have the network of their nodes and are privileged, so that the
+//     preflight can set what the node allows.
+//   - When a pod fails, JobSet replaces all pods of the JobSet. A slice then has another
+//     UID, because the new pods have nothing of the old ones.
 package held
 
 import (
@@ -52,17 +52,17 @@ const Container = "worker"
 // Image is the default image of the pods. It has bash, tar, curl and Python.
 const Image = "python:3.12"
 
-// Settings are what only this provider knows of a request. Request.Own holds them.
+// Settings are the part of a request that only this provider knows. Request.Own has them.
 type Settings struct {
 	Image    string // of the pods; "": Image
-	Queue    string // local queue of Kueue that admits the pods; "": they are not queued
-	Priority string // priority class of the pods; "": the cluster's default
+	Queue    string // local queue of Kueue that admits the pods; "": no queue
+	Priority string // of the pods; "": the cluster's default
 }
 
 const (
 	labelHeld      = "multihost-held"     // on JobSets: "slices"
 	annotationType = "multihost/tpu-type" // on JobSets
-	annotationMade = "multihost/settings" // on JobSets: what was asked for
+	annotationMade = "multihost/settings" // on JobSets: the requested settings
 	labelQueue     = "kueue.x-k8s.io/queue-name"
 	labelPool      = "cloud.google.com/gke-nodepool"
 	labelKind      = "cloud.google.com/gke-tpu-accelerator"
@@ -79,12 +79,12 @@ type NameError struct{ Name, Why string }
 
 func (e *NameError) Error() string { return fmt.Sprintf("name %q: %s", e.Name, e.Why) }
 
-// Fault says that the command line is wrong.
+// Fault returns fault.Usage.
 func (*NameError) Fault() fault.Kind { return fault.Usage }
 
 var nameForm = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
 
-const mostName = 63 // characters of a host name, and so of the name of a pod
+const mostName = 63 // characters of a host name, and so of a pod's name
 
 // sliceNames returns the names of the slices of a resource.
 func sliceNames(id string, n int) []string {

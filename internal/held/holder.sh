@@ -1,7 +1,7 @@
 #!/bin/bash
-# Process 1 of a pod that holds a place for commands. It does nothing, reaps what commands
-# leave behind (bash does so by itself) and ends on SIGTERM; process 1 has to ask for that
-# signal. The end of process 1 ends all others of the pod.
+# Process 1 of a pod that holds a place for commands. It is idle and ends on SIGTERM, for
+# which process 1 needs a trap. bash by itself reaps processes that commands leave behind.
+# The end of process 1 ends all others of the pod.
 trap 'exit 0' TERM INT
 while :; do
   sleep 86400 &

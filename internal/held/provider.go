@@ -22,17 +22,16 @@ import (
 // implements provision.Provider.
 type Provider struct {
 	Client *kube.Client
-	Flags  string // by which a user names this cluster and namespace: "--context=c --namespace=n"
+	Flags  string // flags that name this cluster and namespace: "--context=c --namespace=n"
 	Clock  remote.Clock
 
-	// ReadOnly makes Create ask the server whether it would take the request, and refuses
+	// ReadOnly makes Create ask the server whether it would accept the request, and refuses
 	// every other change.
 	ReadOnly bool
 }
 
 var _ provision.Provider = (*Provider)(nil)
 
-// errDryRun is the error of a change in a dry run.
 var errDryRun = errors.New("this is a dry run")
 
 func (p *Provider) jobSets() kube.Objects[jobset.JobSet] { return kube.JobSets.In(p.Client, "") }
@@ -40,7 +39,7 @@ func (p *Provider) jobSets() kube.Objects[jobset.JobSet] { return kube.JobSets.I
 // selector chooses the JobSets of this provider.
 const selector = labelHeld + "=slices"
 
-// pods returns the pods of the JobSet with this id, or of all JobSets if id is "".
+// pods returns the pods of the JobSet with this id, or for "" of all JobSets.
 func (p *Provider) pods(ctx context.Context, id string) ([]corev1.Pod, error) {
 	chosen := jobset.JobSetNameKey
 	if id != "" {
@@ -58,7 +57,7 @@ func (p *Provider) find(ctx context.Context, id string) (*jobset.JobSet, error) 
 		return nil, provision.ErrNotFound
 	case err != nil:
 		return nil, err
-	case js.Labels[labelHeld] == "": // a workload of this name
+	case js.Labels[labelHeld] == "": // a workload has this name
 		return nil, provision.ErrNotFound
 	}
 	return js, nil
@@ -123,8 +122,8 @@ func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 	return body, ""
 }
 
-// Create implements provision.Provider. The API server checks the request before anything is
-// made.
+// Create implements provision.Provider. The API server checks the request before it makes
+// anything.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
 	js, err := jobSet(r)
 	if err != nil {
@@ -140,14 +139,14 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (provision.R
 	return describe(made, nil, p.commands(r.ID)), !p.ReadOnly, nil
 }
 
-// Asked says that the cluster has taken a request.
+// Asked says that the cluster has accepted a request.
 func (*Provider) Asked(res provision.Resource) event.Note {
 	return event.Note{Level: event.Info, Text: fmt.Sprintf("created %s %s: its pods take the nodes that are free", res.Commands.Kind, res.ID),
 		Hint: "wait for it with: " + res.Commands.Wait + "; it holds the nodes until: " + res.Commands.Delete}
 }
 
-// A JobSet with the name of js exists. existing returns the resource that it is, or an
-// error if its settings are not those of js.
+// existing returns the resource of the existing JobSet with the name of js, or an error if
+// its settings are not those of js.
 func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.Resource, bool, error) {
 	old, err := p.jobSets().Get(ctx, js.Name)
 	if err != nil {
@@ -164,7 +163,7 @@ func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.R
 	return describe(old, pods, p.commands(js.Name)), false, err
 }
 
-// withJobSet adds a hint to the error of a cluster that does not know JobSets.
+// withJobSet adds a hint to the error of a cluster without JobSet.
 func withJobSet(err error) error {
 	if kube.NotFound(err) {
 		return &missing{err}
@@ -176,17 +175,16 @@ type missing struct{ error }
 
 func (m missing) Unwrap() error { return m.error }
 
-// Hint says what to type.
 func (missing) Hint() string {
 	return "the namespace does not exist, or the cluster has no JobSet: kubectl get namespaces; kubectl get crd jobsets.jobset.x-k8s.io"
 }
 
-// Restart implements provision.Provider. JobSet itself makes failed pods again.
+// Restart implements provision.Provider. JobSet itself replaces failed pods.
 func (*Provider) Restart(context.Context, string) error {
 	return fmt.Errorf("restart pods: delete the slices and make them again: %w", provision.ErrFixed)
 }
 
-// deleteLimit is how long Delete waits by default.
+// deleteLimit is Delete's default limit.
 const deleteLimit = 10 * time.Minute
 
 // Delete implements provision.Provider.
@@ -225,7 +223,7 @@ func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOpti
 	}
 }
 
-// left returns what is left of a JobSet that is being deleted; "": nothing.
+// left returns what is left of a JobSet that is being deleted, or "".
 func (p *Provider) left(ctx context.Context, js *jobset.JobSet) (string, error) {
 	pods, err := p.pods(ctx, js.Name)
 	if err != nil {
@@ -256,7 +254,7 @@ func (*Provider) HostKeys(_ context.Context, s tpu.Slice, worker int) ([]string,
 	return nil, "", provision.ErrNoHostKeys
 }
 
-// Admit implements provision.Provider: whoever may run commands in pods is let in.
+// Admit implements provision.Provider: whoever may run commands in pods may log in.
 func (*Provider) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string, bool, error) {
 	return l.Name, false, nil
 }

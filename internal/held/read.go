@@ -17,7 +17,6 @@ import (
 	"multihost/internal/tpu"
 )
 
-// describe describes a JobSet and its pods.
 func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) provision.Resource {
 	count, workers := shape(js)
 	res := provision.Resource{
@@ -46,7 +45,7 @@ func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) pro
 	return res
 }
 
-// shape returns how many slices a JobSet has, and how many workers each of them.
+// shape returns how many slices a JobSet has, and how many workers each of them has.
 func shape(js *jobset.JobSet) (slices, workers int) {
 	for _, r := range js.Spec.ReplicatedJobs {
 		if r.Name == jobName && r.Template.Spec.Completions != nil {
@@ -76,7 +75,7 @@ func lifeOf(js *jobset.JobSet, ready, seen int) (provision.Life, string) {
 	return provision.Provisioning, "Starting"
 }
 
-// conditionText returns what a JobSet says with a condition; "" if the condition does not hold.
+// conditionText returns a JobSet's text for a condition, or "" if the condition is false.
 func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	for _, c := range js.Status.Conditions {
 		if c.Type == string(kind) && c.Status == metav1.ConditionTrue {
@@ -86,8 +85,8 @@ func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	return ""
 }
 
-// byPlace returns the pods that may run, by slice and worker. If several pods have the same
-// place, the newest one counts.
+// byPlace returns the pods that may run, by slice and worker. Of several pods with the same
+// place, it returns the newest.
 func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	all := map[int]map[int]*corev1.Pod{}
 	for i := range pods {
@@ -114,7 +113,7 @@ func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	return all
 }
 
-// sliceOf describes a slice. If it has no pods, its State is "".
+// sliceOf describes a slice. Without pods, its State is "".
 func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers int) tpu.Slice {
 	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making}
 	running := 0
@@ -146,8 +145,8 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 	return s
 }
 
-// obstacle returns why one of the pods does not run, in the words of Kubernetes; "" if
-// Kubernetes gives no reason.
+// obstacle returns Kubernetes' reason why one of the pods does not run, or "" if it gives
+// none.
 func obstacle(pods []corev1.Pod) string {
 	for _, p := range pods {
 		for _, c := range p.Status.Conditions {
