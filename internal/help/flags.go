@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// A Flag is a flag in the form that help and documents show.
+// A Flag is a flag in the form of help and documents.
 type Flag struct {
-	Names    []string // with their dashes; the first one is the flag's own name
-	Value    string   // the placeholder for its value; "" for a switch
-	Optional bool     // the value may be left out
+	Names    []string // with their dashes; the flag's own name first
+	Value    string   // placeholder of the value; "" for a switch
+	Optional bool     // the value may be missing
 	Text     string
 	Default  string
 }
@@ -32,13 +32,13 @@ func (f Flag) setting() string {
 // A Group is a section of flags, by name.
 type Group struct {
 	Title string
-	Shown []string // the flags that short help shows, too
+	Shown []string // flags in short help
 	Rest  []string
 }
 
-// Sections sorts flags into groups. A flag in two groups goes into the first one. If all is
-// not set, which is for short help, it takes only the Shown flags of each group. rest is
-// the flags that it did not take.
+// Sections sorts flags into groups. A flag of two groups goes into the first one. Without
+// all, for short help, it takes only the Shown flags of each group. rest is the flags that
+// it did not take.
 func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest []Flag) {
 	rest = slices.Clone(flags)
 	for _, g := range groups {
@@ -60,8 +60,8 @@ func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest 
 	return sections, rest
 }
 
-// Rows returns the rows of flags in help. If all is set, a row has every name of its flag.
-// Otherwise it has the first name and names of one letter.
+// Rows returns the rows of flags in help. With all, a row has every name of its flag,
+// otherwise the first name and names of one letter.
 func Rows(flags []Flag, all bool) []Row {
 	rows := make([]Row, 0, len(flags))
 	for _, f := range flags {

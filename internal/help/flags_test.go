@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestSections checks that short help shows a part of each group and the first name of each
-// flag, and that a flag of two groups stands in the first one.
+// Short help shows a part of each group and the first name of each flag. A flag of two
+// groups stands in the first one.
 func TestSections(t *testing.T) {
 	t.Parallel()
 	flags := []Flag{

@@ -11,10 +11,10 @@ import (
 
 // A Page is the help of one command.
 type Page struct {
-	Name     string // as it is typed: multihost run
-	Usage    string // what it does, in a line
+	Name     string // what users type: multihost run
+	Usage    string // its purpose, in a line
 	Synopsis string // what follows the name
-	Text     string // in the form that Paragraphs reads
+	Text     string // in the form of Paragraphs
 	Commands []Section
 	Flags    []Section
 	End      string // more Text, after the sections
@@ -30,23 +30,23 @@ type Section struct {
 type Row struct {
 	Names []string
 	Text  string
-	Note  string // follows the text and stays on one line, such as (default: 10m)
+	Note  string // on one line after the text, for example (default: 10m)
 }
 
-// The columns of a page.
+// Columns of a page.
 const (
-	Narrowest = 60  // a terminal that is narrower breaks the lines by itself
+	Narrowest = 60  // a narrower terminal breaks the lines itself
 	widest    = 100 // longer lines are hard to read
 
 	indent  = 2
 	gap     = 2
-	texts   = 45 // least width of a text beside its names
-	names   = 26 // greatest width of names with the text beside them
-	fewest  = 20 // if there is less room, and some names need more, every text stands below its names
-	stacked = 6  // the column of a text that stands below its names
+	texts   = 45 // smallest width of a text beside its names
+	names   = 26 // largest width of names beside a text
+	fewest  = 20 // with less room, every text stands below its names if some names need more
+	stacked = 6  // column of a text below its names
 )
 
-// Lay returns the page in lines that fit into width columns.
+// Lay returns the page in lines of at most width columns.
 func (p Page) Lay(width int) string {
 	width = min(max(width, Narrowest), widest)
 	lines := wrap(strings.Fields(p.Name+": "+p.Usage), "", "  ", width)
@@ -96,8 +96,7 @@ func column(sections []Section, width int) int {
 
 func (r Row) label() string { return strings.Join(r.Names, ", ") }
 
-// lines puts the text beside the names. If the names reach into the column of the text, it
-// puts the text below them.
+// lines puts the text beside the names, or below them if they reach into the text's column.
 func (r Row) lines(column, width int) []string {
 	words := strings.Fields(r.Text)
 	if r.Note != "" {
@@ -118,18 +117,18 @@ var (
 	item = regexp.MustCompile(`^ *(?:[0-9]+\. )?`)
 )
 
-// Paragraphs fits a text into width columns. Lines that begin at the margin are sentences.
-// They flow together until an empty line or a heading in capitals. An indented line stays a
-// line of its own. If it is too long, its rest goes into the next lines. In a line of two
-// columns the rest stands below the second column. In a command of multihost a backslash
-// ends each line but the last.
+// Paragraphs fits a text into width columns. Lines that begin at the margin are sentences,
+// which flow together until an empty line or a heading in capitals. An indented line stays
+// a line of its own. The rest of a long one goes into the next lines, in a line of two
+// columns below the second column. In a command of multihost, a backslash ends each line
+// except the last.
 func Paragraphs(text string, width int) []string {
 	var lines, words []string
 	flush := func() {
 		lines = append(lines, wrap(words, "", "", width)...)
 		words = nil
 	}
-	begun := "" // a command that goes on in the next line
+	begun := "" // a command that continues in the next line
 	for line := range strings.Lines(strings.Trim(text, "\n")) {
 		line = strings.TrimRightFunc(line, unicode.IsSpace)
 		if begun != "" {
@@ -186,7 +185,7 @@ func hang(line string, width int) []string {
 	return lines
 }
 
-// shellWords splits a command at the spaces that are not quoted.
+// shellWords splits a command at unquoted spaces.
 func shellWords(line string) []string {
 	var words []string
 	var quote rune
@@ -213,8 +212,8 @@ func shellWords(line string) []string {
 	return words
 }
 
-// wrap puts words into lines of at most width columns. A word is never broken: a word that
-// is longer than a line has a line of its own.
+// wrap puts words into lines of at most width columns. It never breaks a word: a word that
+// is too long has a line of its own.
 func wrap(words []string, first, rest string, width int) []string {
 	if len(words) == 0 {
 		return nil

@@ -28,7 +28,7 @@ of the slices and starts the command.
    78     configuration: project, zone, key or file is missing or malformed`,
 }
 
-// TestLay pins the page at each width at which the layout changes.
+// The test pins the page at each width at which the layout changes.
 func TestLay(t *testing.T) {
 	t.Parallel()
 	for width, want := range map[int]string{
@@ -114,8 +114,7 @@ EXIT STATUS:
 	}
 }
 
-// TestEveryWidthFits checks that at every width no line is wider than the page, and that no
-// word is lost.
+// At every width, no line is wider than the page, and no word is lost.
 func TestEveryWidthFits(t *testing.T) {
 	t.Parallel()
 	words := func(text string) string {

@@ -9,13 +9,13 @@ import (
 // A Manual is the manual page of one command.
 type Manual struct {
 	Program, Version string
-	Name             string // as it is typed: multihost run
+	Name             string // what users type: multihost run
 	Usage            string
 	Synopsis         string
 	Text             string // as in a Page
 	Flags            []Flag
 	Commands         []Row
-	Environment      string // only the program's own page has it
+	Environment      string // only in the program's own page
 }
 
 // ManualName returns the name of the manual page of a command.
@@ -76,7 +76,7 @@ func (f Flag) roff(b *strings.Builder) {
 	b.WriteString("\n")
 }
 
-// manualText writes a description. Lines in capitals that end with a colon are headings.
+// manualText writes a description. Lines in capitals with a colon at the end are headings.
 // Indented lines stay as they are.
 func manualText(b *strings.Builder, description string) {
 	if description == "" {
