@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A HostList lists machines that no cloud API knows, in worker order. They form the single
-// slice of a run with --hosts. A HostList implements provision.Provider.
+// A HostList lists machines that no cloud knows, in worker order. They are the single slice
+// of a run with --hosts. A HostList implements provision.Provider.
 type HostList []HostAddress
 
 // HostAddress is one machine of a HostList.
@@ -28,17 +28,17 @@ type HostAddress struct {
 	Port  int    // 0: the port of all hosts
 }
 
-// HostsPrefix is the name of the single slice that a HostList represents.
+// HostsPrefix is the name of a HostList's single slice.
 const HostsPrefix = "hosts"
 
-// ParseHosts reads [user@]host[:port] words, separated by commas.
+// ParseHosts reads [user@]host[:port] words, which commas separate.
 func ParseHosts(text string) (HostList, error) {
 	var list HostList
 	err := list.add(text, map[HostAddress]bool{})
 	return list, err
 }
 
-// add appends the hosts in text. seen holds the hosts that the list has already.
+// add appends the hosts in text. seen has the hosts of the list so far.
 func (l *HostList) add(text string, seen map[HostAddress]bool) error {
 	for word := range strings.SplitSeq(text, ",") {
 		h, err := parseHost(strings.TrimSpace(word))
@@ -83,12 +83,12 @@ func parseHost(word string) (HostAddress, error) {
 	return h, nil
 }
 
-// hostsLimit is far above the size of a list of all machines that one run can have.
+// hostsLimit is far above the size of a list of one run's machines.
 const hostsLimit = 4 << 20
 
-// ReadHosts reads a file with one host a line, or several separated by commas. # begins a
-// comment. Errors are the errors of config.ReadText, and a *config.FileError that names the
-// line.
+// ReadHosts reads a file with one host in a line, or several with commas between them. #
+// begins a comment. Errors are those of config.ReadText, and a *config.FileError that names
+// the line.
 func ReadHosts(ctx context.Context, path string) (HostList, error) {
 	text, err := config.ReadText(ctx, path, hostsLimit)
 	if err != nil {
@@ -128,7 +128,6 @@ func (l HostList) String() string {
 	return strings.Join(words, ",")
 }
 
-// A HostList is a provider of one slice that nobody makes or deletes.
 var _ provision.Provider = HostList{}
 
 // Slices implements provision.Provider: all hosts are one slice.
@@ -140,23 +139,23 @@ func (l HostList) Slices(context.Context) ([]tpu.Slice, error) {
 	return []tpu.Slice{s}, nil
 }
 
-// HostKeys implements provision.Provider. Nobody knows the keys of these machines.
+// HostKeys implements provision.Provider. No cloud knows the keys of these machines.
 func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, error) {
 	return nil, "", provision.ErrNoHostKeys
 }
 
-// Admit implements provision.Provider. The key must be on the machines already.
+// Admit implements provision.Provider. The machines must already have the key.
 func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string, bool, error) {
 	return l.Name, false, nil
 }
 
-// Get implements provision.Provider. Nobody requested these machines. So Get finds nothing,
-// like the other methods about requests.
+// Get implements provision.Provider. It finds nothing, because nobody requested these
+// machines.
 func (HostList) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound
 }
 
-// List implements provision.Provider: no resource holds hosts.
+// List implements provision.Provider: hosts are in no resource.
 func (HostList) List(context.Context) ([]provision.Resource, error) { return nil, nil }
 
 // Create implements provision.Provider. The error is provision.ErrFixed.

@@ -38,7 +38,7 @@ func TestAFileOfHostsIsReadWholeOrRefused(t *testing.T) {
 			t.Errorf("%.40q: %.60q, %.90v; want %.60q", text, got, err, want)
 		}
 	}
-	for _, path := range []string{dir, "/proc/self/mem"} { // the latter fails only when it is read
+	for _, path := range []string{dir, "/proc/self/mem"} { // the second one fails only when it is read
 		if got, err := ReadHosts(t.Context(), path); err == nil {
 			t.Errorf("%s: %v, want an error", path, got)
 		}
