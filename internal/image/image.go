@@ -9,13 +9,14 @@
 //
 // # Decisions
 //
-//   - Every image is named by its digest. A tag may move between two pods of a workload, and
-//     then workers run different programs.
-//   - A layer depends on its files only: it has no times, users or names of this machine.
-//     So the same code has the same digest, and a registry that has it gets it no second time.
+//   - Every image is named by its digest, because a tag may move between two pods of a
+//     workload, and then workers run different programs.
+//   - A layer depends only on its files: it has no times, users or names of this machine.
+//     So the same code has the same digest, and is not sent again to a registry that has
+//     it.
 //   - Layers of the base are mounted from their repository, so the registry copies nothing
-//     and this machine sends only the new layers. This works within one registry; otherwise
-//     the layers of the base are sent once.
+//     and this machine sends only the new layers. This works within one registry. To
+//     another one, this machine sends the layers of the base once.
 //   - Nodes with TPU chips have amd64 processors. Find refuses other images, because pods
 //     would fail with "exec format error" only after they got their slices.
 package image
@@ -40,7 +41,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// System and processor of the nodes of a cluster.
+// System and processor of a cluster's nodes.
 const (
 	system    = "linux"
 	processor = "amd64"
@@ -48,21 +49,21 @@ const (
 
 // A Client calls registries. Its methods are safe for concurrent use.
 type Client struct {
-	// Token returns an access token of Google Cloud for Google's registries. If Token is
-	// nil, the Keychain has the credentials for them, too.
+	// Token returns an access token of Google Cloud for Google's registries. If it is nil,
+	// the Keychain has their credentials too.
 	Token func(ctx context.Context) (string, error)
-	// Keychain has the credentials for all other registries; nil: those of docker's
-	// configuration.
+	// Keychain has the credentials for all other registries; nil: docker's configuration
+	// has them.
 	Keychain  authn.Keychain
 	Transport http.RoundTripper // nil: the network
 	UserAgent string            // empty: "multihost"
 }
 
-// An Image is one that a registry has.
+// An Image is an image in a registry.
 type Image struct {
-	Ref   string // with its digest: "gcr.io/p/i@sha256:…"
-	Named string // as the user named it
-	Size  int64  // bytes of its layers, compressed
+	Ref   string // with the digest: "gcr.io/p/i@sha256:…"
+	Named string // the user's name for it
+	Size  int64  // of the compressed layers, in bytes
 	image v1.Image
 }
 
@@ -126,14 +127,14 @@ func (c *Client) Find(ctx context.Context, named string) (Image, error) {
 
 // Pushed is the result of Push.
 type Pushed struct {
-	Ref  string // with its digest
-	Sent int64  // bytes that left this machine
-	Same bool   // the registry had the image already
+	Ref  string // with the digest
+	Sent int64  // bytes that this machine sent
+	Same bool   // the registry already had the image
 }
 
 // Push adds layers to an image and pushes the result into a repository, with a tag that
-// follows from its digest. A registry that has the image gets nothing. The error is a
-// *NameError or a *RegistryError.
+// follows from its digest. If the registry has the image, Push sends nothing. The error is
+// a *NameError or a *RegistryError.
 func (c *Client) Push(ctx context.Context, base Image, repository string, layers ...*Layer) (Pushed, error) {
 	repo, err := name.NewRepository(repository)
 	if err != nil {
@@ -162,8 +163,7 @@ func (c *Client) Push(ctx context.Context, base Image, repository string, layers
 	return p, nil
 }
 
-// add appends layers to an image. The program starts in the folder of the last layer that
-// has one.
+// add appends layers to an image. The program starts in the last folder of a layer.
 func add(base v1.Image, layers []*Layer) (v1.Image, error) {
 	kind, err := base.MediaType()
 	if err != nil {
@@ -194,7 +194,7 @@ func add(base v1.Image, layers []*Layer) (v1.Image, error) {
 	return mutate.Config(image, changed)
 }
 
-// options are those of every call. sent counts the bytes of requests; nil: nothing does.
+// options are the options of every call. sent counts the bytes of requests; it may be nil.
 func (c *Client) options(ctx context.Context, sent *atomic.Int64) []remote.Option {
 	carrier := c.Transport
 	if carrier == nil {
@@ -273,7 +273,6 @@ func (e *NameError) Unwrap() error { return e.Err }
 // Fault returns fault.Usage.
 func (e *NameError) Fault() fault.Kind { return fault.Usage }
 
-// Hint says what a name looks like.
 func (e *NameError) Hint() string {
 	return "a name has a registry, a repository in lower case, and a tag or digest: us-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG"
 }
@@ -282,7 +281,7 @@ func (e *NameError) Hint() string {
 type ProcessorError struct {
 	Image string
 	Has   string // system/processor
-	Index bool   // it has several variants, and none is for the nodes
+	Index bool   // the image has several variants, and none is for the nodes
 }
 
 func (e *ProcessorError) Error() string {
@@ -295,7 +294,7 @@ func (e *ProcessorError) Error() string {
 // Fault returns fault.Configuration.
 func (e *ProcessorError) Fault() fault.Kind { return fault.Configuration }
 
-// Hint says how to make an image that fits.
+// Hint says how to make an image for the nodes.
 func (e *ProcessorError) Hint() string {
 	return "build the image for the nodes: docker build --platform=linux/amd64 …"
 }
@@ -320,7 +319,7 @@ func (e *RegistryError) Error() string {
 
 func (e *RegistryError) Unwrap() error { return e.Err }
 
-// Fault returns the kind of the cause, as far as the answer tells it.
+// Fault returns the kind of the cause, as far as the answer shows it.
 func (e *RegistryError) Fault() fault.Kind {
 	switch e.Status {
 	case 0:
@@ -335,7 +334,6 @@ func (e *RegistryError) Fault() fault.Kind {
 	return fault.Unavailable
 }
 
-// Hint says what to type.
 func (e *RegistryError) Hint() string {
 	host, _, _ := strings.Cut(e.Name, "/")
 	switch {

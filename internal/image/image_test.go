@@ -32,10 +32,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A fake is a registry in this process, and what was asked of it.
+// A fake is a registry in this process, with a record of its requests.
 type fake struct {
 	host   string
-	refuse func(*http.Request) int // status with which a request is refused; 0: it is not
+	refuse func(*http.Request) int // status that refuses a request; 0: accept
 
 	mu      sync.Mutex
 	mounted int
@@ -43,10 +43,10 @@ type fake struct {
 	blobs   map[string]bool // "repository digest"
 }
 
-// scope answers requests to which the registry of the library does not answer as real
-// registries do. That registry has one store for all repositories, and it knows no mounts.
-// In a real registry, a repository does not see the blobs of another one. The result is the
-// status of the answer; 0: the library answers.
+// scope replaces answers of the library's registry that differ from real registries. The
+// library's registry has one store for all repositories, and knows no mounts. In a real
+// registry, a repository does not see the blobs of another one. The result is the status of
+// the answer; 0: the library answers.
 func (f *fake) scope(r *http.Request) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -160,7 +160,8 @@ func code(t *testing.T, files map[string]string) *image.Layer {
 	return l
 }
 
-// content returns the files of an image by name, those of later layers on top.
+// content returns the files of an image by name. Files of later layers replace earlier
+// ones.
 func content(t *testing.T, ref string) (map[string]string, *v1.ConfigFile) {
 	t.Helper()
 	parsed, err := name.ParseReference(ref)
@@ -234,7 +235,7 @@ func TestCodeOnABase(t *testing.T) {
 		if config.Config.WorkingDir != "/app" || config.Architecture != "amd64" || !slices.Equal(config.Config.Env, []string{"PATH=/usr/bin"}) || len(config.RootFS.DiffIDs) != 4 {
 			t.Errorf("%+v", config)
 		}
-		// It is an image that nodes can run, and its layers are of the kind of the base.
+		// Nodes can run the image, and its layers are of the base's kind.
 		back, err := c.Find(t.Context(), p.Ref)
 		if err != nil || back.Ref != p.Ref {
 			t.Errorf("%+v, %v", back, err)
@@ -242,8 +243,8 @@ func TestCodeOnABase(t *testing.T) {
 	}
 }
 
-// The same files give the same image, which is pushed once. What differs is the order in
-// which the files were made, and when.
+// The same files give the same image, which is pushed once, in whatever order and whenever
+// the files were made.
 func TestTheSameCodeIsTheSameImage(t *testing.T) {
 	t.Parallel()
 	f := newRegistry(t)
@@ -252,7 +253,7 @@ func TestTheSameCodeIsTheSameImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	big := strings.Repeat("0123456789abcdef", 1<<18) // of several blocks, which are packed on several cores
+	big := strings.Repeat("0123456789abcdef", 1<<18) // of several blocks, packed on several cores
 	var refs []string
 	for i, text := range []string{big, big, "other"} {
 		p, err := c.Push(t.Context(), base, f.host+"/run", code(t, map[string]string{"a": text, "b/c": "d"}))
@@ -270,7 +271,7 @@ func TestTheSameCodeIsTheSameImage(t *testing.T) {
 }
 
 // 5 MB of code on a base of 200 MB costs at most 6 MB: the layers of the base are mounted,
-// and the agent is sent once. `make test` takes a twentieth of all sizes.
+// and the agent is sent once. `make test` uses a twentieth of all sizes.
 func TestAPushSendsTheCodeOnly(t *testing.T) {
 	t.Parallel()
 	f := newRegistry(t)
@@ -440,12 +441,11 @@ func (f fixed) Resolve(authn.Resource) (authn.Authenticator, error) {
 	return &authn.Basic{Username: f.user, Password: "p"}, nil
 }
 
-// Google's registries get the token of Google Cloud, and no other registry does.
 func TestWhoGetsWhichCredentials(t *testing.T) {
 	t.Parallel()
 	f := newRegistry(t)
 	f.put(t, "p/i:v1", small(t, 10, 1), "amd64")
-	f.refuse = func(r *http.Request) int { // as registries do, it says first which credentials it takes
+	f.refuse = func(r *http.Request) int { // like real registries, it first says which credentials it accepts
 		if r.Header.Get("Authorization") == "" {
 			return http.StatusUnauthorized
 		}

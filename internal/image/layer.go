@@ -18,16 +18,16 @@ import (
 	"multihost/internal/fault"
 )
 
-// Dir is the folder of the user's code in an image, in which the program starts. It is
-// XPK's.
+// Dir is the folder of the user's code in an image, in which the program starts. XPK uses
+// the same one.
 const Dir = "/app"
 
-// A Layer is files that Push adds to an image.
+// A Layer has files that Push adds to an image.
 type Layer struct {
-	what string // for the history of the image
-	dir  string // in which the program starts; "" changes nothing
+	what string // for the image's history
+	dir  string // folder in which the program starts; "": unchanged
 	file *os.File
-	data []byte // without a file
+	data []byte // of a layer without a file
 }
 
 // An Archiver writes a tree of files as a gzipped tar archive, below a folder. The same
@@ -47,7 +47,7 @@ func Files(ctx context.Context, tree Archiver, tempDir string) (_ *Layer, err er
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("make layer: %w", err)
-			_ = l.Close() // the first error counts
+			_ = l.Close() // the first error is returned
 		}
 	}()
 	if err := tree.ArchiveBelow(ctx, f, strings.TrimPrefix(Dir, "/")); err != nil {
@@ -125,13 +125,11 @@ func (e *WhiteoutError) Error() string {
 // Fault returns fault.Configuration.
 func (e *WhiteoutError) Fault() fault.Kind { return fault.Configuration }
 
-// Hint says what to do about it.
 func (e *WhiteoutError) Hint() string {
 	return "rename the file, or leave it out with a line in .multihostignore"
 }
 
-// check returns a *WhiteoutError if the layer has a name that a registry would take for
-// a deletion.
+// check returns a *WhiteoutError if the layer has a name that means a removal.
 func (l *Layer) check() error {
 	r, err := l.open()
 	if err != nil {
