@@ -1,5 +1,5 @@
-// Package interrupt decides what signals mean to the command under way: whether they end
-// it, leave its run alone, or make multihost ask the user.
+// Package interrupt decides what signals mean to the present command: whether they end it,
+// leave its run alone, or make multihost ask the user.
 package interrupt
 
 import (
@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// Two signals count as two user actions if at least deliberate has passed between them.
+	// Two signals are two actions of the user if at least deliberate is between them.
 	deliberate = time.Second
-	// leaveLimit is how long the program may take to exit once the user wants to leave at
-	// once.
+	// leaveLimit limits how long the program may take to exit once the user wants to leave
+	// at once.
 	leaveLimit = 5 * time.Second
 )
 
@@ -34,9 +34,9 @@ type Watch struct {
 	Leave chan struct{}
 
 	mu     sync.Mutex                                                  // guards the fields below
-	answer stage.Answer                                                // answer to SIGINT and SIGTERM if nobody is asked; empty: the command's default
+	answer stage.Answer                                                // answer to SIGINT and SIGTERM without a question; empty: the command's default
 	ask    func(ctx context.Context) (answer stage.Answer, asked bool) // nil: never ask
-	second func() stage.Answer                                         // answer to a SIGINT that comes while the question is open
+	second func() stage.Answer                                         // answer to a SIGINT during the question
 }
 
 // Answer sets the answer to SIGINT and SIGTERM.
@@ -52,7 +52,7 @@ func (w *Watch) Answer(a stage.Answer) {
 // cancels an open question and all later ones. Closing the view waits for an open question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() (stage.Status, <-chan struct{})) (end func()) {
 	over, end := context.WithCancel(context.Background())
-	var shown atomic.Pointer[stage.Status] // what the open question is about; nil: it is not shown yet
+	var shown atomic.Pointer[stage.Status] // subject of the question; nil: not shown yet
 	w.AskWith(func(ctx context.Context) (stage.Answer, bool) {
 		if !ui.CanAsk(in, out) {
 			return "", false
@@ -72,9 +72,9 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 	return end
 }
 
-// second returns the answer to a SIGINT that comes after a question about shown, when now is
-// at stake. If that would be another question, the user has not seen what the SIGINT would
-// do: it ends no command and deletes nothing.
+// second returns the answer to a SIGINT after a question about shown, when now is at stake.
+// If now needs another question, the user has not seen what the SIGINT would do, so it ends
+// no command and deletes nothing.
 func second(shown *stage.Status, now stage.Status) stage.Answer {
 	if shown != nil && atStake(now) && question(*shown) != question(now) {
 		return stage.Detach
@@ -82,10 +82,10 @@ func second(shown *stage.Status, now stage.Status) stage.Answer {
 	return now.Second()
 }
 
-// askWhile asks a question about the status. If the status changes so that the question
-// would be another one, askWhile withdraws it and asks anew, with again set: an answer must
-// not count for a state that the user has not seen. It reports whether it asked anybody. If
-// there is nothing left to ask about, the answer is Continue.
+// askWhile asks a question about the status. If a change of the status needs another
+// question, askWhile withdraws the first one and asks anew, with again set: an answer must
+// not be used for a state that the user has not seen. It reports whether it asked anybody.
+// If nothing is left to ask about, the answer is Continue.
 func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}), ask func(ctx context.Context, st stage.Status, again bool) stage.Answer) (answer stage.Answer, asked bool) {
 	for {
 		st, changed := stand()
@@ -112,7 +112,7 @@ func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}),
 			}
 		}
 		withdraw(errStale)
-		<-answers // an answer that comes now is about what has been
+		<-answers // an answer that comes now is about the past
 		select {  // one change often follows another
 		case <-time.After(settle):
 		case <-ctx.Done():
@@ -120,17 +120,17 @@ func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}),
 	}
 }
 
-// settle is how long after a change a question is asked anew.
+// settle is the time from a change to the new question.
 const settle = time.Second
 
-// errStale is the cause of the end of a question whose state has changed.
+// errStale ends a question whose state has changed.
 var errStale = errors.New("what is asked about has changed")
 
 // atStake reports whether there is anything to ask about.
 func atStake(st stage.Status) bool { return st.Running != "" || st.Resource != "" }
 
 // AskWith makes SIGINT call ask, which reports whether it asked anybody. If another SIGINT
-// comes before the user has answered, second is the answer.
+// comes before the user's answer, second is the answer.
 func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, asked bool), second func() stage.Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -227,7 +227,7 @@ func waitingQuestion(st stage.Status) string {
 		"  c  continue to wait\ns, k or c?", st.Run, billed, st.Resource, kept, st.Waiting)
 }
 
-// decide returns what a signal means when nobody is asked.
+// decide returns the meaning of a signal without a question.
 func (w *Watch) decide(sig os.Signal) *stage.Interrupted {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -248,7 +248,7 @@ func (w *Watch) question(sig os.Signal) func(ctx context.Context) (stage.Answer,
 	return w.ask
 }
 
-// answerToSecond returns the answer to a SIGINT that comes while the question is open.
+// answerToSecond returns the answer to a SIGINT during the question.
 func (w *Watch) answerToSecond() stage.Answer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -269,7 +269,7 @@ type reply struct {
 func pose(ask func(ctx context.Context) (stage.Answer, bool)) *open {
 	ctx, cancel := context.WithCancel(context.Background())
 	q := &open{cancel: cancel, reply: make(chan reply, 1)}
-	go func() { // ends when ctx ends, if not before; withdraw waits for it
+	go func() { // ends with ctx at the latest; withdraw waits for it
 		answer, asked := ask(ctx)
 		q.reply <- reply{answer, asked}
 	}()
@@ -284,7 +284,7 @@ func (q *open) withdraw() {
 	}
 }
 
-// replies returns the channel of the answer. It returns nil if there is no question.
+// replies returns the channel of the answer, or nil without a question.
 func (q *open) replies() <-chan reply {
 	if q == nil {
 		return nil
@@ -293,12 +293,11 @@ func (q *open) replies() <-chan reply {
 }
 
 // Start cancels the returned context with a *stage.Interrupted as cause when SIGINT,
-// SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only when
-// the answer says so. A second SIGINT while the question is open means stage.Status.Second,
-// or stage.Detach if the question is about to be asked anew.
-// Start ignores SIGHUP if nohup started the program, which must then outlive the terminal.
-// A signal after the end of the context closes Leave, unless it comes within a second of
-// that end.
+// SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only if
+// the answer says so. A second SIGINT during the question means stage.Status.Second, or
+// stage.Detach if the question is about to be asked anew. Start ignores SIGHUP if nohup
+// started the program, which must then outlive the terminal. A signal after the end of the
+// context closes Leave, unless it comes within a second of that end.
 func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
@@ -312,7 +311,7 @@ func (w *Watch) Start(parent context.Context, exit func()) (context.Context, fun
 	}
 }
 
-// Obey does what Start does, for signals that come through a channel.
+// Obey is Start for signals from a channel.
 func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func()) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	quit, done := make(chan struct{}), make(chan struct{})
@@ -343,8 +342,8 @@ func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func
 				case ended.IsZero():
 					end(w.decide(sig))
 				case time.Since(ended) < deliberate:
-					// One user action can arrive as two signals: timeout(1) signals its
-					// child and then the whole group.
+					// One action of the user can arrive as two signals: timeout(1) signals
+					// its child and then the whole group.
 				case gone == nil:
 					close(w.Leave)
 					gone = time.After(leaveLimit)

@@ -48,7 +48,7 @@ func TestObey(t *testing.T) {
 		name    string
 		ask     func(context.Context) (stage.Answer, bool)
 		signals []syscall.Signal
-		want    stage.Answer // answer in the cause; "-" if the command goes on
+		want    stage.Answer // answer in the cause; "-": the command continues
 		leaves  bool
 	}{
 		{name: "nothing", want: "-"},
@@ -117,8 +117,8 @@ func TestObeyEndsWhatHangs(t *testing.T) {
 	})
 }
 
-// Ctrl-C between a question and the one that takes its place destroys nothing that the user
-// has not been asked about.
+// Ctrl-C between one question and the next destroys nothing about which the user was not
+// asked.
 func TestASecondInterruptCountsForWhatWasShown(t *testing.T) {
 	waits := stage.Status{Run: "r", Resource: "queued resource r"}
 	runs, over, spot := waits, stage.Status{Run: "r"}, waits
@@ -143,17 +143,17 @@ func TestASecondInterruptCountsForWhatWasShown(t *testing.T) {
 	}
 }
 
-// A question whose state changes is withdrawn and asked anew. An answer that comes too late
-// does not count. If nothing is left to ask about, the command goes on.
+// When its state changes, a question is withdrawn and asked anew. An answer that comes too
+// late is ignored. If nothing is left to ask about, the command continues.
 func TestAQuestionIsAskedAnewWhenItsStateChanges(t *testing.T) {
 	waits := stage.Status{Run: "r", Resource: "queued resource r", Waiting: "it stays"}
 	billed, runs, over := waits, waits, waits
 	billed.Billed, runs.Running, over.Resource = "1 × v4-8", "s0w0", ""
 	kept := billed
-	kept.Tier = "spot" // no word of the question
+	kept.Tier = "spot" // not in the question's text
 	for _, tt := range []struct {
 		name   string
-		states []stage.Status // one after the other, while the questions are open
+		states []stage.Status // one after the other, during the questions
 		late   stage.Answer   // to a question that has just been withdrawn
 		want   stage.Answer
 		asked  []string // words of each question
