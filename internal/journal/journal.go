@@ -1,11 +1,11 @@
 // Package journal records the events of a run, except the bytes of its output. Each event
 // is one JSON line in a file that only grows.
 //
-// The file is a record for looking back at all attempts, and at every command that followed
-// the run. Several commands may write it at once. A line is written by one write when its
-// event happens, so a command that dies loses nothing that it emitted. Secrets are masked
-// before they reach the file. The file stays below MaxBytes: when it is nearly full, only
-// the events that the story needs are still written.
+// The file is a record of all attempts, and of every command that followed the run. Several
+// commands may write it at the same time. Each line is one write at the moment of its
+// event, so a command that dies loses nothing that it emitted. Secrets are masked before
+// they reach the file. The file stays below MaxBytes: when it is nearly full, it takes only
+// the events that the story needs.
 //
 // # Decisions
 //
@@ -31,21 +31,20 @@ import (
 // Name is the name of the file in the directory of a run.
 const Name = "events.jsonl"
 
-// MaxBytes limits the file of a run. The ends of 2048 workers take 0.3 MB, the attempts of
-// a month some more. The rest is for repeated failures.
+// MaxBytes limits the file of a run. The ends of 2048 workers take 0.3 MB, and the attempts
+// of a month some more. The rest is for repeated failures.
 const MaxBytes = 16 << 20
 
 const (
 	version = 1
 
-	// When notes have filled the file, reserve is the space left for phases, attempts and
-	// ends.
+	// reserve is the space for phases, attempts and ends when notes have filled the file.
 	reserve = 2 << 20
 
-	// maxHeld limits the number of events held until Open.
+	// maxHeld limits the events held until Open.
 	maxHeld = 1000
 
-	// maxLine limits the bytes of one event, because a reader holds one line.
+	// maxLine limits the bytes of one event, because a reader has one line in memory.
 	maxLine = 1 << 20
 )
 
@@ -55,22 +54,22 @@ const (
 // nil Journal do nothing.
 type Journal struct {
 	now func() time.Time
-	by  string // distinguishes the lines of this command from those of others
+	by  string // distinguishes this command's lines from others
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	held   []line
 	file   *os.File
 	size   int64
 	full   bool
 	masks  [][]byte
 	failed func(error)
-	fault  error // error that is to be passed to failed
+	fault  error // error for failed
 }
 
 type line struct {
 	kind string
 	data []byte
-	body int // where the event's own fields begin; secrets are masked only there
+	body int // begin of the event's own fields, where secrets are masked
 }
 
 // New returns a Journal. now gives the times of its lines.
@@ -80,13 +79,11 @@ func New(now func() time.Time) *Journal {
 	return &Journal{now: now, by: hex.EncodeToString(id[:])}
 }
 
-// Options say where and what Open writes.
 type Options struct {
-	Dir     string   // directory of the run; made if it is missing
-	Command string   // the multihost command that writes: run, job, attach
-	Secrets []string // masked in everything written
-	// Failed is called once if the file can no longer be written. The run is not
-	// affected.
+	Dir     string   // of the run; made if missing
+	Command string   // multihost command that writes: run, job, attach
+	Secrets []string // to mask in the whole file
+	// Failed is called once if the file cannot be written any more. The run continues.
 	Failed func(error)
 }
 
@@ -99,7 +96,7 @@ type Begin struct {
 type End struct {
 	Error    string `json:"error,omitempty"`
 	ExitCode int    `json:"exit_code"`
-	Detached bool   `json:"detached,omitempty"` // the run goes on without the command
+	Detached bool   `json:"detached,omitempty"` // the run continues without the command
 }
 
 // Kind implements event.Event.
@@ -108,8 +105,8 @@ func (Begin) Kind() string { return "begin" }
 // Kind implements event.Event.
 func (End) Kind() string { return "end" }
 
-// Open makes the journal append to the file Name in o.Dir. It begins with the held events.
-// The caller closes the journal. A second Open has no effect.
+// Open makes the journal append to the file Name in o.Dir, first the held events. The
+// caller closes the journal. A second Open has no effect.
 func (j *Journal) Open(o Options) error {
 	if j == nil {
 		return nil
@@ -132,7 +129,7 @@ func (j *Journal) Open(o Options) error {
 	}
 	j.file, j.failed = file, o.Failed
 	for _, s := range o.Secrets {
-		// Mask the secret in the form that it has inside a JSON string.
+		// Mask the secret in its form inside a JSON string.
 		if text, err := encode(s); err == nil && len(text) > 2 {
 			j.masks = append(j.masks, text[1:len(text)-1])
 		}
@@ -165,7 +162,7 @@ func mend(file *os.File) (int64, error) {
 }
 
 // Emit implements event.Sink. It drops Output, Progress and Training events, which mean
-// nothing later. It also drops notes of level Debug.
+// nothing later, and notes of level Debug.
 func (j *Journal) Emit(e event.Event) {
 	if j == nil {
 		return
@@ -187,7 +184,7 @@ func (j *Journal) Emit(e event.Event) {
 	switch {
 	case j.file != nil:
 		j.write(l)
-	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // a Result is then of a command without a run
+	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // a Result is then from a command without a run
 		j.held = append(j.held, l)
 	}
 }
@@ -243,8 +240,8 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSpace(buf.Bytes()), err
 }
 
-// If Open was called, Close writes end. Then it closes the file. Keys and numbers stay. If
-// a secret has only digits, the line stays valid.
+// masked returns text with words masked inside JSON strings. Keys and numbers stay. If a
+// secret has only digits, the line stays valid.
 func masked(text []byte, words [][]byte) []byte {
 	if len(words) == 0 {
 		return text
@@ -304,8 +301,7 @@ func (j *Journal) append(data []byte) {
 	j.file, j.fault = nil, fmt.Errorf("write the journal: %w", err)
 }
 
-// unlock unlocks j.mu. Only then does it report a failed write, because the callback may
-// emit.
+// unlock unlocks j.mu. Then it reports a failed write, because the callback may emit.
 func (j *Journal) unlock() {
 	fault, failed := j.fault, j.failed
 	j.fault = nil

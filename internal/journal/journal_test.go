@@ -152,7 +152,7 @@ func TestACrashCostsTheLineThatItCutAtMost(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, dir)
 	j.Emit(event.Note{Text: "one"})
-	// Close is not called: the process is gone, and has left half a line.
+	// Without Close, as if the process had died in the middle of a line.
 	file, err := os.OpenFile(filepath.Join(dir, journal.Name), os.O_APPEND|os.O_WRONLY, 0)
 	testkit.Must(t, err)
 	_, err = file.WriteString(`{"v":1,"time":"2026-01-02T03:04:05Z","by":"00000000","kind":"no`)
@@ -286,8 +286,8 @@ func TestAFullDiskIsSaidOnceAndCostsTheRunNothing(t *testing.T) {
 	}
 }
 
-// FuzzRead reads a journal with texts of workers in it. A crash, a full disk, a later
-// version or an editor may have changed the file. The readable lines make a story.
+// The journal has texts of workers. A crash, a full disk, a later version or an editor may
+// have changed the file. The readable lines make a story.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"v":1,"time":"2026-01-02T03:04:05Z","by":"a","kind":"begin","command":"run"}` + "\n"))
 	dir := f.TempDir()

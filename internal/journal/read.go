@@ -17,17 +17,17 @@ import (
 // An Entry is one line of a journal.
 type Entry struct {
 	Time time.Time
-	By   string // the command that wrote it; only its own lines share the value
+	By   string // command that wrote it; the value is in that command's lines only
 	Kind string
 
-	// Event is the event as it was emitted, with secrets masked. It is nil for a kind that
-	// this version does not know. The Data of a Result is a json.RawMessage.
+	// Event is the emitted event, with masked secrets. It is nil for a kind that this
+	// version does not know. The Data of a Result is a json.RawMessage.
 	Event event.Event
 }
 
-// Read returns the entries of the journal in the directory of a run, in the order in which
-// they were written. A run without a journal has no entries. Lines that are not entries,
-// such as a line that a crash has cut off, are left out.
+// Read returns the entries of the journal in the directory of a run, in the order of their
+// writing. A run without a journal has no entries. Read skips lines that are not entries,
+// for example one that a crash has cut off.
 func Read(dir string) ([]Entry, error) {
 	file, err := os.Open(filepath.Join(dir, Name))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,11 +10,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Story is the history of a run, made from the entries of its journal.
+// A Story is the history of a run, from the entries of its journal.
 type Story struct {
 	Run string
-	// Attempts are in the order of their numbers. Attempt 0 holds the events of commands
-	// that made no attempt.
+	// Attempts are in the order of their numbers. Attempt 0 has the events of commands
+	// without an attempt.
 	Attempts []*Attempt
 	Last     time.Time // time of the last entry
 }
@@ -23,19 +23,19 @@ type Story struct {
 // joins what all multihost commands saw of this start.
 type Attempt struct {
 	event.Attempt
-	Commands  []string // the multihost commands that saw it: run, job, attach
+	Commands  []string // multihost commands that saw it: run, job, attach
 	Phases    []Phase  // by begin
 	Notes     []Note   // warnings and other notes, by time
 	States    []State  // states of cloud resources, by time
 	Release   *event.Release
-	Preflight json.RawMessage // rows of preflight, nil when it was not run
+	Preflight json.RawMessage // rows of preflight; nil: it did not run
 	Ends      map[tpu.WorkerID]event.WorkerDone
 	Outcome   *event.AttemptEnd
-	Summary   *event.Summary // summary; only the last attempt has one
-	Over      time.Time      // when outcome or summary was made
+	Summary   *event.Summary // only in the last attempt
+	Over      time.Time      // time of outcome or summary
 
 	// End is how the last command that saw the attempt ended. It is nil while a command
-	// goes on, and if the command was killed.
+	// runs, and if the command was killed.
 	End   *End
 	Ended time.Time
 }
@@ -43,10 +43,10 @@ type Attempt struct {
 // A Phase is a step of a command.
 type Phase struct {
 	Name   string
-	State  event.PhaseState // Started while it goes on
+	State  event.PhaseState // Started while it lasts
 	Detail string
 	Begin  time.Time
-	End    time.Time // zero while it goes on
+	End    time.Time // zero while it lasts
 	by     string
 }
 
@@ -62,7 +62,7 @@ type State struct {
 	event.State
 }
 
-// Newest returns the last attempt, or nil if the story has none.
+// Newest returns the last attempt, or nil.
 func (s *Story) Newest() *Attempt {
 	if len(s.Attempts) == 0 {
 		return nil
@@ -70,7 +70,7 @@ func (s *Story) Newest() *Attempt {
 	return s.Attempts[len(s.Attempts)-1]
 }
 
-// Tell makes the story of entries. The entries are in the order of Read.
+// Tell makes the story of entries in Read's order.
 func Tell(entries []Entry) *Story {
 	t := teller{story: &Story{}, writers: map[string]*writer{}}
 	for _, e := range entries {
@@ -112,21 +112,21 @@ type teller struct {
 // writer is one multihost command that wrote entries.
 type writer struct {
 	command string
-	attempt *Attempt // the attempt that its events now belong to
-	// waiting holds the events before an attempt, or after the end of an attempt. If there
-	// is a next attempt, they become its beginning.
+	attempt *Attempt // the attempt of its present events
+	// waiting has the events before an attempt, or after its end. If there is a next
+	// attempt, they become its beginning.
 	waiting *Attempt
 }
 
-// wait makes w collect the events that follow for the next attempt.
+// wait makes w collect the following events for the next attempt.
 func (w *writer) wait() {
 	if w.waiting == nil {
 		w.waiting = &Attempt{}
 	}
 }
 
-// Some events waited for a next attempt. settle adds them to the last attempt of the
-// command, or to attempt 0 if the command made none.
+// settle adds events that waited for a next attempt to the last attempt of the command, or
+// to attempt 0 if the command made none.
 func (t *teller) settle(w *writer) {
 	if w.waiting == nil {
 		return
@@ -213,8 +213,8 @@ func (t *teller) take(e Entry) {
 	}
 }
 
-// ended takes the end of a worker. If two commands followed the run, the report of the
-// command that saw the end counts.
+// ended takes the end of a worker. If two commands followed the run, the report of the one
+// that saw the end is used.
 func (w *writer) ended(ev event.WorkerDone) {
 	if w.attempt == nil {
 		return

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// script makes entries, a second apart, of lines such as "a begin run".
+// script makes entries, a second apart, from lines like "a begin run".
 func script(text string) []journal.Entry {
 	at := time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
 	var entries []journal.Entry
@@ -58,7 +58,6 @@ func script(text string) []journal.Entry {
 	return entries
 }
 
-// outline returns the attempts of a story in words.
 func outline(s *journal.Story) []string {
 	var all []string
 	for _, a := range s.Attempts {

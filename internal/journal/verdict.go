@@ -13,7 +13,6 @@ import (
 // RunState is the state of a run, in the word that people read first.
 type RunState string
 
-// The states.
 const (
 	Unknown   RunState = "unknown"
 	Starting  RunState = "starting"
@@ -32,18 +31,17 @@ func (s RunState) Live() bool { return s == Starting || s == Running }
 type Verdict struct {
 	State RunState
 	Text  string
-	Also  string // what else went wrong, such as a teardown
+	Also  string // what else failed, for example a teardown
 }
 
-// A Known is the information about the end of a run that the run's record has.
+// A Known is what the run's record knows of its end.
 type Known struct {
 	Logs  bool // there are logs
 	Ended bool
 	Code  int
 }
 
-// KnownOf returns the Known that the logs of an attempt show. a is nil if there are no
-// logs.
+// KnownOf returns what the logs of an attempt show. a is nil without logs.
 func KnownOf(a *metrics.Attempt) (k Known) {
 	if a == nil {
 		return k
@@ -55,7 +53,8 @@ func KnownOf(a *metrics.Attempt) (k Known) {
 	return k
 }
 
-// Verdict judges the newest attempt. For facts that the story does not have, it uses known.
+// Verdict says how the newest attempt ended, or how far it is. It takes facts that the
+// story lacks from known.
 func (s *Story) Verdict(known Known, now time.Time) Verdict {
 	a := s.Newest()
 	if a == nil {
@@ -92,7 +91,7 @@ func (a *Attempt) verdict(known Known, now time.Time) Verdict {
 	return Verdict{State: Running, Text: a.doing(now)}
 }
 
-// doing says in which phase the commands are that follow the run.
+// doing names the phase of the commands that follow the run.
 func (a *Attempt) doing(now time.Time) string {
 	text := ""
 	for _, p := range a.Phases {
@@ -115,7 +114,7 @@ func (k Known) verdict() Verdict {
 	return Verdict{State: Succeeded, Text: "on all workers"}
 }
 
-// Ending returns how the command ended on a worker. It returns false if that is unknown.
+// Ending returns how the command ended on a worker. It returns false if that is not known.
 func (a *Attempt) Ending(id tpu.WorkerID) (Ending, bool) {
 	e, ok := a.Ends[id]
 	switch {
