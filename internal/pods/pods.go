@@ -27,6 +27,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -74,6 +75,11 @@ type Dialer struct {
 	User      string // as which they run
 	KeepAlive time.Duration
 	Clock     remote.Clock
+
+	// Renew is a bash command without output that shows the pod that it is in use; "": none.
+	// It runs before each command, and every RenewEvery while a Dialed is open.
+	Renew      string
+	RenewEvery time.Duration
 }
 
 // KeepAlive is a good pause between two pings of a stream: front ends cut streams that are
@@ -105,7 +111,13 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 		reaching.Go(func() { dialed.Errs[i] = c.reach(ctx) })
 	}
 	reaching.Wait()
+	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	if d.Renew != "" && !r.ReadOnly {
+		reaching.Go(func() { d.renew(renewing, conns) })
+	}
 	dialed.Close = func() {
+		stop()
+		reaching.Wait()
 		for _, c := range conns {
 			c.begin(remote.ErrClosed)
 		}
@@ -120,11 +132,53 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 	return dialed, nil
 }
 
+// renew shows the pods that they are in use, until ctx ends. What fails is repeated in the
+// next round: a pod waits for many rounds.
+func (d *Dialer) renew(ctx context.Context, conns []*Conn) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.Clock.After(d.RenewEvery):
+		}
+		var all sync.WaitGroup
+		for _, c := range conns {
+			all.Go(func() { c.renew(ctx) })
+		}
+		all.Wait()
+	}
+}
+
+// renewLimit limits one sign of use.
+const renewLimit = 30 * time.Second
+
+func (c *Conn) renew(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, renewLimit)
+	defer cancel()
+	select {
+	case c.dials <- struct{}{}:
+		defer func() { <-c.dials }()
+	case <-ctx.Done():
+		return
+	}
+	if c.isClosed() {
+		return
+	}
+	stream, err := c.dialer.Cluster.Exec(ctx, kube.ExecRequest{Namespace: c.dialer.Namespace, Pod: c.pod, Container: c.dialer.Container, Command: []string{"bash", "-c", c.dialer.Renew}})
+	if err != nil {
+		return
+	}
+	defer context.AfterFunc(ctx, stream.Close)()
+	_ = stream.CloseInput()
+	_, _ = stream.Receive(io.Discard, io.Discard)
+	stream.Close()
+}
+
 // shellLimit is how long a pod may take to run its first command.
 const shellLimit = 30 * time.Second
 
 func (d *Dialer) open(name, pod string, r remote.Request, dials chan struct{}) *Conn {
-	c := &Conn{dialer: d, pod: pod, retryFor: r.RetryFor, dials: dials, sessions: map[*session]bool{}}
+	c := &Conn{dialer: d, pod: pod, readOnly: r.ReadOnly, retryFor: r.RetryFor, dials: dials, sessions: map[*session]bool{}}
 	c.Shell = remote.NewShell(remote.ShellConfig{
 		Name: name, User: d.User, Start: c.start, ReadOnly: r.ReadOnly, Timeout: min(r.RetryFor, shellLimit), Clock: d.Clock,
 	})
@@ -137,6 +191,7 @@ type Conn struct {
 	dialer   *Dialer
 	pod      string
 	retryFor time.Duration
+	readOnly bool
 	dials    chan struct{} // holds one element for each stream that is being opened
 
 	running sync.WaitGroup // goroutines of sessions

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -274,4 +275,38 @@ type slow struct{}
 func (slow) Write(p []byte) (int, error) {
 	<-time.After(time.Second)
 	return len(p), nil
+}
+
+// TestRenew: a pod sees each command, and a connection that is only open.
+func TestRenew(t *testing.T) {
+	s := newServer(t)
+	d := s.dialer(time.Minute)
+	d.Renew, d.RenewEvery = "echo used >>~/signs", 10*time.Millisecond
+	signs := func() int {
+		text, err := os.ReadFile(filepath.Join(s.worker.Home, "signs"))
+		if err != nil {
+			return 0
+		}
+		return bytes.Count(text, []byte("used"))
+	}
+	if c, err := s.dial(t, d, time.Minute, true); err != nil {
+		t.Fatal(err)
+	} else if _, err := c.Run(t.Context(), remote.Cmd{Line: "true", ReadOnly: true}); err != nil || signs() != 0 {
+		t.Errorf("a dry run has left %d signs, %v", signs(), err)
+	}
+	c, err := s.dial(t, d, time.Minute, false)
+	testkit.Must(t, err)
+	testkit.Eventually(t, "signs of an open connection", func() bool { return signs() > 2 })
+	s.cut()
+	was := signs()
+	testkit.Eventually(t, "signs after a cut", func() bool { return signs() > was })
+	quiet := *d
+	quiet.RenewEvery = time.Hour
+	if c, err = s.dial(t, &quiet, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "wc -l <~/signs", Stdout: &out}); err != nil || strings.TrimSpace(out.String()) == "0" {
+		t.Errorf("a command sees %q signs, %v", out.String(), err)
+	}
 }

@@ -27,7 +27,11 @@ func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error
 	s := &session{conn: c, cmd: cmd, ready: make(chan struct{}), done: make(chan struct{}), aborted: make(chan struct{})}
 	s.out, s.errs = remote.NewGates(cmd)
 	request := kube.ExecRequest{Namespace: c.dialer.Namespace, Pod: c.pod, Container: c.dialer.Container, Terminal: cmd.Terminal != nil}
-	request.Command, s.ahead = argv(cmd)
+	renew := c.dialer.Renew
+	if c.readOnly {
+		renew = ""
+	}
+	request.Command, s.ahead = argv(cmd, renew)
 	if err := c.persist(ctx, remote.StageExec, func() error { return c.open(ctx, s, request) }); err != nil {
 		return nil, err
 	}
@@ -61,10 +65,14 @@ func (c *Conn) open(ctx context.Context, s *session, r kube.ExecRequest) error {
 const longLine = 2 << 10
 
 // argv returns the program and arguments that run a command line in the home of the login.
-// ahead is the input that must come before the command's own input.
-func argv(cmd remote.Cmd) (argv []string, ahead string) {
+// ahead is the input that must come before the command's own input. renew runs first, see
+// Dialer.
+func argv(cmd remote.Cmd, renew string) (argv []string, ahead string) {
 	var setup strings.Builder
 	setup.WriteString("cd >/dev/null 2>&1; ") // on the line of the command: the errors of the command have line numbers
+	if renew != "" {
+		setup.WriteString(renew + "; ")
+	}
 	if cmd.Terminal != nil && cmd.Terminal.Type != "" {
 		setup.WriteString("export TERM=" + remote.Quote(cmd.Terminal.Type) + "; ")
 	}
