@@ -35,7 +35,7 @@ func TestACauseThatTheErrorSays(t *testing.T) {
 		{"an interrupt of this attempt alone", fmt.Errorf("follow: %w", stop), nil, stage.UserStop, "terminated (SIGTERM)"},
 		{"no slices", &unready{broken}, nil, stage.Refused, "connection lost"},
 		{"a time that has passed", &stage.Error{Stage: stage.Timeout, Text: "late"}, nil, stage.Refused, "timeout: late"},
-		{"a time to live that is over", stage.SlicesTaken(time.Time{}), nil, stage.Expired, stage.SlicesTaken(time.Time{}).Error()},
+		{"a time to live that is over", stage.SlicesTaken(time.Time{}, "--ttl"), nil, stage.Expired, stage.SlicesTaken(time.Time{}, "--ttl").Error()},
 		{"a cause that was raised", &stage.Failure{Cause: stage.Stall, Why: "no step"}, nil, stage.Stall, "no step"},
 		{"a training that stands still", &stage.Error{Stage: stage.Stalled, Text: "no step"}, nil, stage.Refused, "stall: no step"},
 	} {

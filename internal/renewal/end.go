@@ -21,7 +21,7 @@ const (
 )
 
 // An End watches for the moment at which the provider takes the slices of a run away
-// (--max-run-duration). The zero value is ready. Its methods must not be called
+// (--max-run-duration, or --ttl of held slices). The zero value is ready. Its methods must not be called
 // concurrently.
 type End struct {
 	told time.Time // the end of which the user was last warned
@@ -31,7 +31,7 @@ type End struct {
 // once if the end is nearer. Over all its calls, it warns of each end only once. The caller
 // must call over.
 func (e *End) Warn(ctx context.Context, d *workers.Reach, all []tpu.Slice) (over func()) {
-	_, over = e.watch(ctx, d, tpu.FirstEnd(all), -1)
+	_, over = e.watch(ctx, d, all, -1)
 	return over
 }
 
@@ -40,12 +40,12 @@ func (e *End) Warn(ctx context.Context, d *workers.Reach, all []tpu.Slice) (over
 // cause of the context then has stage.ErrExpired. over ends the context earlier, and the
 // caller must call it.
 func (e *End) Until(ctx context.Context, d *workers.Reach, all []tpu.Slice, grace time.Duration) (_ context.Context, over func()) {
-	return e.watch(ctx, d, tpu.FirstEnd(all), grace)
+	return e.watch(ctx, d, all, grace)
 }
 
-// watch does what Until does, for slices that end at the time end. If grace is negative,
-// the context does not end.
-func (e *End) watch(ctx context.Context, d *workers.Reach, end time.Time, grace time.Duration) (_ context.Context, over func()) {
+// watch does what Until does. If grace is negative, the context does not end.
+func (e *End) watch(ctx context.Context, d *workers.Reach, all []tpu.Slice, grace time.Duration) (_ context.Context, over func()) {
+	end, flag := tpu.FirstEnd(all), tpu.EndFlag(all)
 	if end.IsZero() {
 		return ctx, func() {}
 	}
@@ -59,10 +59,10 @@ func (e *End) watch(ctx context.Context, d *workers.Reach, end time.Time, grace 
 				return
 			}
 			e.told = end
-			e.warn(d, end, ahead)
+			e.warn(d, end, flag, ahead)
 		}
 		if grace >= 0 && stage.Sleep(ctx, d.Clock, end.Sub(d.Clock.Now())-ahead) == nil {
-			cancel(stage.SlicesTaken(end))
+			cancel(stage.SlicesTaken(end, flag))
 		}
 	})
 	return ctx, func() {
@@ -71,13 +71,13 @@ func (e *End) watch(ctx context.Context, d *workers.Reach, end time.Time, grace 
 	}
 }
 
-func (e *End) warn(d *workers.Reach, end time.Time, ahead time.Duration) {
+func (e *End) warn(d *workers.Reach, end time.Time, flag string, ahead time.Duration) {
 	stop := ""
 	if ahead > 0 {
 		stop = "; the command is stopped " + event.Duration(ahead) + " before"
 	}
-	event.Notef(d.Sink, event.Warn, "what the command has to keep must be in a bucket by then", "the slices are taken away, with their disks, in %s, at %s (--max-run-duration)%s",
-		event.Age(max(0, end.Sub(d.Clock.Now()))), end.Local().Format("Mon 15:04:05"), stop)
+	event.Notef(d.Sink, event.Warn, "what the command has to keep must be in a bucket by then", "the slices are taken away, with their disks, in %s, at %s (%s)%s",
+		event.Age(max(0, end.Sub(d.Clock.Now()))), end.Local().Format("Mon 15:04:05"), flag, stop)
 }
 
 // stopAheadOf returns how long before the end of its slices a command is stopped. grace is
@@ -95,7 +95,7 @@ func stopAheadOf(left, grace time.Duration) time.Duration {
 // Taken returns an error. If that end has not come, it returns nil.
 func Taken(all []tpu.Slice, now time.Time) error {
 	if end := tpu.FirstEnd(all); !end.IsZero() && !now.Before(end) {
-		return stage.SlicesTaken(end)
+		return stage.SlicesTaken(end, tpu.EndFlag(all))
 	}
 	return nil
 }

@@ -25,16 +25,18 @@ func TimeoutPassed(limit time.Duration) *Error {
 }
 
 // SlicesTaken returns the error of a run whose slices the provider takes away at the time
-// end, as the user asked. Its text is the reason of the stop. It wraps [ErrExpired], as the
+// end, as the user asked with a flag. Its text is the reason of the stop. It wraps [ErrExpired], as the
 // error for --ttl does.
-func SlicesTaken(end time.Time) *Error {
-	return SlicesOver("they are taken away at " + end.Local().Format("Mon 15:04:05"))
+func SlicesTaken(end time.Time, flag string) *Error {
+	return slicesOver("they are taken away at "+end.Local().Format("Mon 15:04:05"), flag)
 }
 
 // SlicesOver does what SlicesTaken does, if the provider itself says that the time of the
 // slices has passed. why is what it says, in one clause.
-func SlicesOver(why string) *Error {
-	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (--max-run-duration)", ErrExpired, why)}
+func SlicesOver(why string) *Error { return slicesOver(why, "--max-run-duration") }
+
+func slicesOver(why, flag string) *Error {
+	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (%s)", ErrExpired, why, flag)}
 }
 
 // EndOfRunner returns the error of a runner that has stopped a run because of reason. For

@@ -43,6 +43,7 @@ type Slice struct {
 	Created time.Time // when the API has made it; zero: unknown
 	Billed  time.Time // since when it is billed; zero: it is not billed, or not known
 	Until   time.Time // when the provider takes it away, as the request says; zero: never, or not known
+	EndFlag string    // the flag that has set Until; "": --max-run-duration
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string
@@ -71,6 +72,16 @@ func FirstEnd(all []Slice) (first time.Time) {
 		}
 	}
 	return first
+}
+
+// EndFlag returns the flag that has set FirstEnd.
+func EndFlag(all []Slice) string {
+	for _, s := range all {
+		if s.EndFlag != "" && s.Until.Equal(FirstEnd(all)) {
+			return s.EndFlag
+		}
+	}
+	return "--max-run-duration"
 }
 
 // A Condition says what can be done with a slice. The provider that lists slices translates
