@@ -8,9 +8,11 @@ import (
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"multihost/internal/sim/kubeapi"
 	"multihost/internal/sim/kubeapi/store"
+	"multihost/internal/testkit"
 	"multihost/internal/tpu"
 )
 
@@ -52,8 +54,8 @@ func scriptKube(ts *testscript.TestScript, neg bool, args []string) {
 	clusters.put(work, s)
 }
 
-// scriptKubeFault sets a fault on the cluster: cut, away, back, or kill the pods whose names
-// begin with a word.
+// scriptKubeFault sets a fault on the cluster: cut, away, back, kill the pods whose names
+// begin with a word, or hold those that match a pattern.
 func scriptKubeFault(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
 	s := clusters.get(ts.Getenv("WORK"))
@@ -69,7 +71,25 @@ func scriptKubeFault(ts *testscript.TestScript, neg bool, args []string) {
 				ts.Check(s.Kill("default", pod.GetName(), false))
 			}
 		}
+	case "hold": // pods whose names match stay in Terminating; without a pattern, that ends
+		s.Hold(strings.Join(args[1:], ""))
 	default:
 		ts.Fatalf("unknown fault %q", args[0])
+	}
+}
+
+// scriptCompleted waits until a JobSet is complete.
+func scriptCompleted(ts *testscript.TestScript, neg bool, args []string) {
+	noNegation(ts, neg)
+	objects := clusters.get(ts.Getenv("WORK")).Objects()
+	if !testkit.Await(scriptWait, func() bool {
+		js, err := objects.Get(store.JobSets, "default", args[0])
+		if err != nil {
+			return false
+		}
+		state, _, _ := unstructured.NestedString(js.Object, "status", "terminalState")
+		return state == "Completed"
+	}) {
+		ts.Fatalf("JobSet %s is not complete", args[0])
 	}
 }

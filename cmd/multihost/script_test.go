@@ -95,6 +95,7 @@ func besideOthers(t *testing.T) {
 //	simfault FAULT                      set a fault on it
 //	kube COUNTxTYPE …                   start a cluster with a node pool for each slice; KUBECONFIG names its context sim
 //	kubefault FAULT                     cut the commands in pods, let the API go away or come back, or kill PODS
+//	completed JOBSET                    wait until a JobSet of the cluster is complete
 //	exits N PROGRAM ARG…                run and require that exit status
 //	start NAME PROGRAM ARG…             run in the background, output in NAME.out and NAME.err
 //	starttty NAME PROGRAM ARG…          the same on a terminal of its own; what it shows is in NAME.out
@@ -195,6 +196,7 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			"simfault":  scriptFault,
 			"kube":      scriptKube,
 			"kubefault": scriptKubeFault,
+			"completed": scriptCompleted,
 			"exits":     scriptExits,
 			"start":     scriptStart,
 			"starttty":  scriptStartTTY,

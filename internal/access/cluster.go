@@ -40,6 +40,6 @@ func Pods(cfg kube.Config, flags string, o Options) (p *held.Provider, d *pods.D
 	}
 	event.Notef(o.Sink, event.Debug, "", "cluster %s, namespace %s", c.Server(), c.Namespace())
 	return &held.Provider{Client: c, Flags: flags, Clock: gcp.SystemClock, ReadOnly: o.ReadOnly},
-		&pods.Dialer{Cluster: pods.Of(c), Namespace: c.Namespace(), Container: held.Container, User: podUser, KeepAlive: pods.KeepAlive, Clock: gcp.SystemClock},
+		&pods.Dialer{Cluster: pods.Of(c), Namespace: c.Namespace(), Container: held.Container, User: podUser, KeepAlive: pods.KeepAlive, Clock: gcp.SystemClock, Renew: held.Renew, RenewEvery: held.RenewEvery},
 		&record.Cluster{Kubeconfig: cfg.Kubeconfig, Context: c.Context(), Namespace: c.Namespace()}, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,9 +36,9 @@ func typeOf(t *testing.T, name string) tpu.Type {
 }
 
 func TestJobSet(t *testing.T) {
-	r := provision.Request{ID: "train", NodeCount: 2, Type: typeOf(t, "v5litepod-16"), Own: Settings{Queue: "q", Priority: "high"}}
+	r := provision.Request{ID: "train", NodeCount: 2, Type: typeOf(t, "v5litepod-16"), Own: Settings{Queue: "q", Priority: "high", TTL: time.Hour, Lease: 90 * time.Minute}}
 	r.Mark("train", "ann")
-	js, err := jobSet(r)
+	js, err := jobSet(r, time.Unix(1000, 0))
 	testkit.Must(t, err)
 	job := js.Spec.ReplicatedJobs[0]
 	pod := job.Template.Spec.Template.Spec
@@ -58,7 +60,12 @@ func TestJobSet(t *testing.T) {
 		{"image", pod.Containers[0].Image, Image},
 		{"network of the node", pod.HostNetwork, true},
 		{"restarts", js.Spec.FailurePolicy.MaxRestarts, int32(mostRestart)},
-		{"comments in the program", strings.Contains(pod.Containers[0].Command[2], "#"), false},
+		{"settings", js.Annotations[annotationMade], "2 slices of v5litepod-16, image python:3.12, --ttl=1h00m, --lease=1h30m"},
+		{"end", endOf(js).Unix(), int64(4600)},
+		{"arguments of the program", strings.Join(pod.Containers[0].Command[4:], " "), "4600 5400"},
+		{"lease", leaseOf(js), 90 * time.Minute},
+		{"deleted after its end", *js.Spec.TTLSecondsAfterFinished, int32(tellEnd)},
+		{"comments in the program", strings.Contains(pod.Containers[0].Command[2], "\n#"), false},
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.what, tt.got, tt.want)
@@ -73,12 +80,12 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"train-", "v5litepod-16", "lower-case letters"},
 		{strings.Repeat("x", 54), "v5litepod-16", "it is 1 letters too long: the host names"},
 	} {
-		_, err := jobSet(provision.Request{ID: tt.id, NodeCount: 2, Type: typeOf(t, tt.kind)})
+		_, err := jobSet(provision.Request{ID: tt.id, NodeCount: 2, Type: typeOf(t, tt.kind)}, time.Time{})
 		if err == nil || !strings.Contains(err.Error(), tt.want) || fault.Of(err) != fault.Usage {
 			t.Errorf("%s, %s: %v (%s), want %q", tt.id, tt.kind, err, fault.Of(err), tt.want)
 		}
 	}
-	if _, err := jobSet(provision.Request{ID: strings.Repeat("x", 53), NodeCount: 2, Type: typeOf(t, "v5litepod-16")}); err != nil {
+	if _, err := jobSet(provision.Request{ID: strings.Repeat("x", 53), NodeCount: 2, Type: typeOf(t, "v5litepod-16")}, time.Time{}); err != nil {
 		t.Errorf("the longest name: %v", err)
 	}
 }
@@ -95,7 +102,7 @@ func worker(slice, index, name string, change func(*corev1.Pod)) corev1.Pod {
 }
 
 func TestLives(t *testing.T) {
-	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")})
+	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")}, time.Time{})
 	testkit.Must(t, err)
 	js.UID = "u"
 	w0, w1 := worker("0", "0", "a", nil), worker("0", "1", "b", nil)
@@ -104,6 +111,13 @@ func TestLives(t *testing.T) {
 			{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}}}
 	})
 	ended := worker("0", "1", "b", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	done := worker("0", "1", "b", func(p *corev1.Pod) {
+		p.Status = corev1.PodStatus{Phase: corev1.PodSucceeded, ContainerStatuses: []corev1.ContainerStatus{{
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: metav1.Unix(4600, 0)}}}}}
+	})
+	complete := func(js *jobset.JobSet) {
+		js.Status.Conditions = []metav1.Condition{{Type: string(jobset.JobSetCompleted), Status: metav1.ConditionTrue, Message: "jobset completed successfully"}}
+	}
 	leaving := worker("0", "1", "b", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} })
 	for _, tt := range []struct {
 		name    string
@@ -113,6 +127,7 @@ func TestLives(t *testing.T) {
 		state   string
 		slice   tpu.Condition
 		failure string
+		by      string
 	}{
 		{name: "just made", life: provision.Requested, state: "Starting"},
 		{name: "waits in a queue", change: func(js *jobset.JobSet) { js.Spec.Suspend = new(true) }, life: provision.Waiting, state: "Suspended"},
@@ -121,6 +136,10 @@ func TestLives(t *testing.T) {
 		{name: "a pod has ended", pods: []corev1.Pod{w0, ended}, life: provision.Provisioning, state: "Starting", slice: tpu.Making},
 		{name: "a pod is being deleted", pods: []corev1.Pod{w0, leaving}, life: provision.Provisioning, state: "Starting", slice: tpu.Making},
 		{name: "made again", change: func(js *jobset.JobSet) { js.Status.Restarts = 1 }, pods: []corev1.Pod{w0}, life: provision.Recovering, state: "Restarting", slice: tpu.Making},
+		{name: "a pod was not used", pods: []corev1.Pod{w0, done}, life: provision.Suspending, state: "Ending", slice: tpu.Making, by: "--lease"},
+		{name: "the time is over", pods: []corev1.Pod{w0, done}, life: provision.Suspending, state: "Ending", slice: tpu.Making, by: "--ttl",
+			change: func(js *jobset.JobSet) { js.Annotations[annotationEnd] = "1970-01-01T01:16:40Z" }},
+		{name: "all pods have ended", change: complete, pods: []corev1.Pod{done}, life: provision.Suspended, state: "Ended", by: "--lease"},
 		{name: "failed", change: func(js *jobset.JobSet) {
 			js.Status.Conditions = []metav1.Condition{{Type: string(jobset.JobSetFailed), Status: metav1.ConditionTrue, Message: "jobset failed due to reaching max number of restarts"}}
 		}, life: provision.Failed, state: "Failed", failure: "jobset failed due to reaching max number of restarts"},
@@ -132,8 +151,8 @@ func TestLives(t *testing.T) {
 				tt.change(now)
 			}
 			res := describe(now, tt.pods, provision.Commands{})
-			if res.Life != tt.life || res.State != tt.state || res.Failure != tt.failure {
-				t.Errorf("got %s, %q, %q", res.Life, res.State, res.Failure)
+			if res.Life != tt.life || res.State != tt.state || res.Failure != tt.failure || !strings.Contains(res.By, tt.by) || (res.By == "") != (tt.by == "") {
+				t.Errorf("got %s, %q, %q, by %q", res.Life, res.State, res.Failure, res.By)
 			}
 			if tt.slice == "" {
 				if len(res.Slices) != 0 {
@@ -149,9 +168,9 @@ func TestLives(t *testing.T) {
 	}
 }
 
-// The UID of a slice changes with any of its pods.
+// TestANewPodMakesAnotherSlice: the UID of a slice changes with any of its pods.
 func TestANewPodMakesAnotherSlice(t *testing.T) {
-	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")})
+	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")}, time.Time{})
 	testkit.Must(t, err)
 	w0, w1 := worker("0", "0", "a", nil), worker("0", "1", "b", nil)
 	before := describe(js, []corev1.Pod{w0, w1}, provision.Commands{}).Slices[0].UID
@@ -161,21 +180,114 @@ func TestANewPodMakesAnotherSlice(t *testing.T) {
 	}
 }
 
-// The pods' program ends at once on SIGTERM.
-func TestHolder(t *testing.T) {
-	cmd := exec.Command("bash", "-c", holder())
-	testkit.Must(t, cmd.Start())
-	file := fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", cmd.Process.Pid)
-	var sleeper int
-	testkit.Eventually(t, "the program to wait", func() bool { // by then it has set its trap
+// A holderRun is the program of a pod, with a directory in place of the pod's root.
+type holderRun struct {
+	*exec.Cmd
+	root string
+}
+
+func startHolder(t *testing.T, until, lease int64) holderRun {
+	t.Helper()
+	h := holderRun{exec.Command("bash", "-c", holder(), "holder", strconv.FormatInt(until, 10), strconv.FormatInt(lease, 10)), t.TempDir()}
+	testkit.Must(t, os.MkdirAll(filepath.Join(h.root, "tmp", ".multihost"), 0o700))
+	h.Env, h.SysProcAttr = append(os.Environ(), "MULTIHOST_ROOT_TMP="+h.root), &syscall.SysProcAttr{Setpgid: true}
+	testkit.Must(t, h.Start())
+	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // what it has started ends with it in a pod
+	return h
+}
+
+// waits waits until the program waits: its trap is set by then.
+func (h holderRun) waits(t *testing.T) {
+	t.Helper()
+	file := fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", h.Process.Pid)
+	testkit.Eventually(t, "the program to wait", func() bool {
 		children, err := os.ReadFile(file)
+		var sleeper int
 		n, _ := fmt.Sscan(string(children), &sleeper)
 		return err == nil && n == 1
 	})
-	testkit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
-	_ = cmd.Wait()                             // the state says all
-	_ = syscall.Kill(sleeper, syscall.SIGKILL) // in a pod it ends with process 1
-	if code := cmd.ProcessState.ExitCode(); code != 0 {
-		t.Errorf("it ended with %v", cmd.ProcessState)
+}
+
+// command starts a command that holds the lock of the pod, as those of runs do.
+func (h holderRun) command(t *testing.T, script string) *exec.Cmd {
+	t.Helper()
+	index := filepath.Join(h.root, "tmp", ".multihost")
+	cmd := exec.Command("bash", "-c", `exec 9>"$0/lock"; flock 9; read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ start _ <"/proc/$$/stat"
+echo "started=$$ $start 1" >"$0/0-r-1.run.new"; mv "$0/0-r-1.run.new" "$0/0-r-1.run"; `+script, index)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	testkit.Must(t, cmd.Start())
+	testkit.Eventually(t, "the command", func() bool {
+		_, err := os.Stat(filepath.Join(index, "0-r-1.run"))
+		return err == nil
+	})
+	return cmd
+}
+
+func (h holderRun) ends(t *testing.T, want int) {
+	t.Helper()
+	_ = h.Wait() // the state says all
+	if code := h.ProcessState.ExitCode(); code != want {
+		t.Errorf("it ended with %v, want %d", h.ProcessState, want)
 	}
+}
+
+// A pod that has to go is not complete: Kubernetes makes another one.
+func TestHolderEndsOnSIGTERM(t *testing.T) {
+	t.Parallel()
+	h := startHolder(t, 0, 0)
+	h.waits(t)
+	testkit.Must(t, h.Process.Signal(syscall.SIGTERM))
+	h.ends(t, 143)
+}
+
+// The command has time to end, and the pod goes as soon as it has ended.
+func TestHolderEndsCommandsFirst(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		until int64
+		want  int
+	}{{0, 143}, {time.Now().Unix() + 2, 0}} {
+		h := startHolder(t, tt.until, 0)
+		h.waits(t)
+		cmd := h.command(t, `trap 'echo saved >"$0/saved"; exit' TERM; while :; do sleep 0.05; done`)
+		if tt.until == 0 {
+			testkit.Must(t, h.Process.Signal(syscall.SIGTERM))
+		}
+		h.ends(t, tt.want)
+		_ = cmd.Wait()
+		if text, err := os.ReadFile(filepath.Join(h.root, "tmp", ".multihost", "saved")); err != nil || string(text) != "saved\n" {
+			t.Errorf("until %d: the command has left %q, %v", tt.until, text, err)
+		}
+	}
+}
+
+func TestHolderEndsAtItsTime(t *testing.T) {
+	t.Parallel()
+	startHolder(t, 1, 3600).ends(t, 0)
+}
+
+// A pod that nobody uses ends. A command that lives keeps it, and so does Renew.
+func TestHolderEndsWithoutUse(t *testing.T) {
+	t.Parallel()
+	h := startHolder(t, 0, 1)
+	cmd := h.command(t, "exec sleep 2")
+	begin := time.Now()
+	h.ends(t, 0)
+	if took := time.Since(begin); took < 2*time.Second {
+		t.Errorf("it ended after %v, beside a command that took 2 s", took)
+	}
+	_ = cmd.Wait()
+
+	h = startHolder(t, 0, 1)
+	over := time.Now().Add(2500 * time.Millisecond)
+	for time.Now().Before(over) {
+		renew := exec.Command("bash", "-c", Renew)
+		renew.Env = h.Env
+		testkit.Must(t, renew.Run())
+		<-time.After(100 * time.Millisecond)
+	}
+	if err := h.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("it has ended although it was used: %v", err)
+	}
+	h.ends(t, 0)
 }

@@ -1,15 +1,19 @@
-// Package held is the provider of slices that a JobSet of idle pods holds. Kubernetes
-// places the pods and replaces them when a node fails. A pod is a worker of a slice, a Job
-// is a slice, and the JobSet is the resource. Commands reach the pods by package pods.
+// Package held is the provider of slices that a JobSet of idle pods holds. Kubernetes places
+// the pods and makes them again when a node fails. A pod is a worker of a slice, a Job is a
+// slice, and the JobSet is the resource. Commands reach the pods by package pods.
 //
 // # Decisions
 //
-//   - A pod holds its place by an idle process. So the slices stay when a command ends, and
-//     a command needs no image and no admission of its own.
-//   - Like XPK's, the pods have the network of their nodes and are privileged, so that the
-//     preflight can set what the node allows.
-//   - When a pod fails, JobSet replaces all pods of the JobSet. A slice then has another
-//     UID, because the new pods have nothing of the old ones.
+//   - A pod holds its place by a process that does nothing. So the slices stay when a
+//     command ends. A command on them needs no image and no admission of its own.
+//   - The pods have the network of their nodes and are privileged, as those of XPK are: the
+//     preflight can then set what the node allows.
+//   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another
+//     UID: the new pods have nothing of what was in the old ones.
+//   - Pods have no credentials, so they cannot delete the JobSet. At the end of their time to
+//     live, and when nobody uses them, process 1 of each pod ends with exit code 0. When all
+//     have ended, the JobSet is complete, and Kubernetes deletes it. Pods cannot ask each
+//     other either, so a pod in which a command lives stays, and those beside it end.
 package held
 
 import (
@@ -19,6 +23,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -52,17 +57,46 @@ const Container = "worker"
 // Image is the default image of the pods. It has bash, tar, curl and Python.
 const Image = "python:3.12"
 
-// Settings are the part of a request that only this provider knows. Request.Own has them.
+// Renew is a bash command that a pod takes for a sign of use.
+const Renew = `{ : >"${MULTIHOST_ROOT_TMP-}/tmp/.multihost-used"; } 2>/dev/null`
+
+// RenewEvery is the pause between two signs of use while multihost is connected to pods.
+const RenewEvery = 2 * time.Minute
+
+// Lease is the default of Settings.Lease.
+const Lease = 12 * time.Hour
+
+// Settings are what only this provider knows of a request. Request.Own holds them.
 type Settings struct {
 	Image    string // of the pods; "": Image
-	Queue    string // local queue of Kueue that admits the pods; "": no queue
-	Priority string // of the pods; "": the cluster's default
+	Queue    string // local queue of Kueue that admits the pods; "": they are not queued
+	Priority string // priority class of the pods; "": the cluster's default
+
+	// TTL is the time from the request to the end of the pods, whatever runs in them; 0:
+	// without limit.
+	TTL time.Duration
+	// Lease is how long a pod waits for use; 0: without limit. A pod is used while a command
+	// of a run lives in it or multihost is connected to it.
+	Lease time.Duration
+}
+
+// made describes what was asked for. Two requests for the same are equal in it.
+func (s Settings) made(count int, kind string) string {
+	text := fmt.Sprintf("%s of %s, image %s", event.Count(count, "slice"), kind, s.Image)
+	if s.TTL > 0 {
+		text += ", --ttl=" + event.Duration(s.TTL)
+	}
+	if s.Lease != Lease {
+		text += ", --lease=" + event.Duration(s.Lease)
+	}
+	return text
 }
 
 const (
 	labelHeld      = "multihost-held"     // on JobSets: "slices"
 	annotationType = "multihost/tpu-type" // on JobSets
-	annotationMade = "multihost/settings" // on JobSets: the requested settings
+	annotationMade = "multihost/settings" // on JobSets: what was asked for
+	annotationEnd  = "multihost/until"    // on JobSets: when the time to live of the pods is over, as RFC 3339
 	labelQueue     = "kueue.x-k8s.io/queue-name"
 	labelPool      = "cloud.google.com/gke-nodepool"
 	labelKind      = "cloud.google.com/gke-tpu-accelerator"
@@ -71,7 +105,8 @@ const (
 
 	jobName     = "slice"
 	mostRestart = 100
-	grace       = 10 // seconds
+	grace       = 30   // seconds; holder.sh gives commands somewhat less
+	tellEnd     = 3600 // seconds for which a JobSet that has ended can be looked at
 )
 
 // A NameError says that a name does not fit Kubernetes.
@@ -79,12 +114,12 @@ type NameError struct{ Name, Why string }
 
 func (e *NameError) Error() string { return fmt.Sprintf("name %q: %s", e.Name, e.Why) }
 
-// Fault returns fault.Usage.
+// Fault says that the command line is wrong.
 func (*NameError) Fault() fault.Kind { return fault.Usage }
 
 var nameForm = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
 
-const mostName = 63 // characters of a host name, and so of a pod's name
+const mostName = 63 // characters of a host name, and so of the name of a pod
 
 // sliceNames returns the names of the slices of a resource.
 func sliceNames(id string, n int) []string {
@@ -95,8 +130,9 @@ func sliceNames(id string, n int) []string {
 	return names
 }
 
-// jobSet returns the JobSet of a request. The error is a *tpu.NodesError or a *NameError.
-func jobSet(r provision.Request) (*jobset.JobSet, error) {
+// jobSet returns the JobSet of a request that is made now. The error is a *tpu.NodesError or
+// a *NameError.
+func jobSet(r provision.Request, now time.Time) (*jobset.JobSet, error) {
 	nodes, err := tpu.NodesOf(r.Type)
 	if err != nil {
 		return nil, err
@@ -114,8 +150,13 @@ func jobSet(r provision.Request) (*jobset.JobSet, error) {
 		return nil, &NameError{r.ID, fmt.Sprintf("it is %d letters too long: the host names of the pods, such as %s, have at most %d letters", len(longest)-mostName, longest, mostName)}
 	}
 	js := &jobset.JobSet{ObjectMeta: metav1.ObjectMeta{Name: r.ID, Labels: maps.Clone(r.Labels), Annotations: map[string]string{
-		jobset.ExclusiveKey: labelPool, annotationType: r.Type.Name, annotationMade: fmt.Sprintf("%s of %s, image %s", event.Count(count, "slice"), r.Type.Name, own.Image),
+		jobset.ExclusiveKey: labelPool, annotationType: r.Type.Name, annotationMade: own.made(count, r.Type.Name),
 	}}}
+	var until int64
+	if own.TTL > 0 {
+		end := now.Add(own.TTL).Truncate(time.Second).UTC()
+		until, js.Annotations[annotationEnd] = end.Unix(), end.Format(time.RFC3339)
+	}
 	if js.Labels == nil {
 		js.Labels = map[string]string{}
 	}
@@ -124,16 +165,18 @@ func jobSet(r provision.Request) (*jobset.JobSet, error) {
 		js.Labels[labelQueue] = own.Queue
 	}
 	workers := int32(nodes.Count)
+	js.Spec.TTLSecondsAfterFinished = new(int32(tellEnd))
 	js.Spec.FailurePolicy = &jobset.FailurePolicy{MaxRestarts: mostRestart}
 	js.Spec.ReplicatedJobs = []jobset.ReplicatedJob{{Name: jobName, Replicas: int32(count), Template: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{
 		Parallelism: &workers, Completions: &workers, BackoffLimit: new(int32(0)), CompletionMode: new(batchv1.IndexedCompletion),
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(r.Labels)}, Spec: pod(nodes, own)},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(r.Labels)}, Spec: pod(nodes, own, until)},
 	}}}}
 	return js, nil
 }
 
-// pod returns the pod of a worker.
-func pod(nodes tpu.Nodes, own Settings) corev1.PodSpec {
+// pod returns the pod of a worker. It ends at the time until, in seconds since 1970; 0: it
+// does not.
+func pod(nodes tpu.Nodes, own Settings, until int64) corev1.PodSpec {
 	const memory = "dshm"
 	return corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyNever, PriorityClassName: own.Priority, TerminationGracePeriodSeconds: new(int64(grace)),
@@ -142,7 +185,9 @@ func pod(nodes tpu.Nodes, own Settings) corev1.PodSpec {
 		Tolerations:  []corev1.Toleration{{Key: chips, Operator: corev1.TolerationOpExists}},
 		Volumes:      []corev1.Volume{{Name: memory, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}}},
 		Containers: []corev1.Container{{
-			Name: Container, Image: own.Image, Command: []string{"bash", "-c", holder()},
+			Name: Container, Image: own.Image, Command: []string{
+				"bash", "-c", holder(), "multihost-holder", strconv.FormatInt(until, 10), strconv.FormatInt(int64((own.Lease+time.Second-1)/time.Second), 10),
+			},
 			SecurityContext: &corev1.SecurityContext{Privileged: new(true)},
 			Resources:       corev1.ResourceRequirements{Limits: corev1.ResourceList{chips: resource.MustParse(strconv.Itoa(nodes.Machine.Chips))}},
 			VolumeMounts:    []corev1.VolumeMount{{Name: memory, MountPath: "/dev/shm"}},

@@ -111,7 +111,7 @@ func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
 
 // Preview implements provision.Previewer.
 func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
-	js, err := jobSet(r)
+	js, err := jobSet(r, p.Clock.Now())
 	if err != nil {
 		return nil, ""
 	}
@@ -125,7 +125,7 @@ func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 // Create implements provision.Provider. The API server checks the request before it makes
 // anything.
 func (p *Provider) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
-	js, err := jobSet(r)
+	js, err := jobSet(r, p.Clock.Now())
 	if err != nil {
 		return provision.Resource{}, false, err
 	}
@@ -141,7 +141,14 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (provision.R
 
 // Asked says that the cluster has accepted a request.
 func (*Provider) Asked(res provision.Resource) event.Note {
-	return event.Note{Level: event.Info, Text: fmt.Sprintf("created %s %s: its pods take the nodes that are free", res.Commands.Kind, res.ID),
+	text := fmt.Sprintf("created %s %s: its pods take the nodes that are free", res.Commands.Kind, res.ID)
+	if lease, _ := res.Own.(time.Duration); lease > 0 {
+		text += ", and end when nobody uses them for " + event.Duration(lease) + " (--lease)"
+	}
+	if !res.Until.IsZero() {
+		text += "; all end at " + res.Until.Local().Format("Mon 15:04:05") + " (--ttl)"
+	}
+	return event.Note{Level: event.Info, Text: text,
 		Hint: "wait for it with: " + res.Commands.Wait + "; it holds the nodes until: " + res.Commands.Delete}
 }
 
@@ -160,7 +167,17 @@ func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.R
 		return provision.Resource{}, false, &provision.ConflictError{Commands: p.commands(js.Name), ID: js.Name, Owner: provision.Owner(old.Labels), Differences: differs}
 	}
 	pods, err := p.pods(ctx, js.Name)
-	return describe(old, pods, p.commands(js.Name)), false, err
+	if res := describe(old, pods, p.commands(js.Name)); err != nil || res.Life != provision.Suspended || p.ReadOnly {
+		return res, false, err
+	}
+	if _, err := p.Delete(ctx, js.Name, provision.DeleteOptions{}); err != nil { // it has ended, and has nothing any more
+		return provision.Resource{}, false, err
+	}
+	made, err := p.jobSets().Create(ctx, js, kube.WriteOptions{})
+	if err != nil {
+		return provision.Resource{}, false, err
+	}
+	return describe(made, nil, p.commands(js.Name)), true, nil
 }
 
 // withJobSet adds a hint to the error of a cluster without JobSet.

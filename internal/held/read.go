@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -17,11 +18,12 @@ import (
 	"multihost/internal/tpu"
 )
 
+// describe describes a JobSet and its pods.
 func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) provision.Resource {
 	count, workers := shape(js)
 	res := provision.Resource{
 		ID: js.Name, Commands: what, Type: js.Annotations[annotationType], NodeCount: count,
-		Nodes: sliceNames(js.Name, count), Labels: js.Labels, CreateTime: js.CreationTimestamp.Time,
+		Nodes: sliceNames(js.Name, count), Labels: js.Labels, CreateTime: js.CreationTimestamp.Time, Until: endOf(js), Own: leaseOf(js),
 	}
 	all := byPlace(pods)
 	ready := 0
@@ -37,6 +39,17 @@ func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) pro
 		res.Slices = append(res.Slices, s)
 	}
 	res.Life, res.State = lifeOf(js, ready, len(res.Slices))
+	at, some := ended(js, pods)
+	if some && res.Life != provision.Deleting && res.Life != provision.Failed {
+		res.Life, res.State, res.Over = provision.Suspending, "Ending", true
+		if res.By = "their lease, because nobody used them (--lease)"; !res.Until.IsZero() && !at.Before(res.Until) {
+			res.By = "the end of their time (--ttl)"
+		}
+		if conditionText(js, jobset.JobSetCompleted) != "" {
+			res.Life, res.State, res.Free, res.Slices = provision.Suspended, "Ended", true, nil
+		}
+		return res
+	}
 	if res.Life == provision.Failed {
 		res.Failure = conditionText(js, jobset.JobSetFailed)
 	} else if ready < count {
@@ -45,7 +58,47 @@ func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) pro
 	return res
 }
 
-// shape returns how many slices a JobSet has, and how many workers each of them has.
+// endOf returns when the time to live of the pods is over; zero: never.
+func endOf(js *jobset.JobSet) time.Time {
+	end, _ := time.Parse(time.RFC3339, js.Annotations[annotationEnd]) // nobody else writes it
+	return end
+}
+
+// leaseOf returns Settings.Lease of a JobSet.
+func leaseOf(js *jobset.JobSet) time.Duration {
+	for _, r := range js.Spec.ReplicatedJobs {
+		for _, c := range r.Template.Spec.Template.Spec.Containers {
+			if c.Name == Container && len(c.Command) > 0 {
+				seconds, _ := strconv.ParseInt(c.Command[len(c.Command)-1], 10, 32) // pods made before there was a lease have none
+				return time.Duration(seconds) * time.Second
+			}
+		}
+	}
+	return 0
+}
+
+// ended reports whether pods have ended by themselves, and when the last one did.
+func ended(js *jobset.JobSet, pods []corev1.Pod) (at time.Time, some bool) {
+	for _, c := range js.Status.Conditions {
+		if c.Type == string(jobset.JobSetCompleted) && c.Status == metav1.ConditionTrue {
+			at, some = c.LastTransitionTime.Time, true
+		}
+	}
+	for _, p := range pods {
+		if p.Status.Phase != corev1.PodSucceeded || p.DeletionTimestamp != nil {
+			continue
+		}
+		some = true
+		for _, c := range p.Status.ContainerStatuses {
+			if t := c.State.Terminated; t != nil && t.FinishedAt.After(at) {
+				at = t.FinishedAt.Time
+			}
+		}
+	}
+	return at, some
+}
+
+// shape returns how many slices a JobSet has, and how many workers each of them.
 func shape(js *jobset.JobSet) (slices, workers int) {
 	for _, r := range js.Spec.ReplicatedJobs {
 		if r.Name == jobName && r.Template.Spec.Completions != nil {
@@ -75,7 +128,7 @@ func lifeOf(js *jobset.JobSet, ready, seen int) (provision.Life, string) {
 	return provision.Provisioning, "Starting"
 }
 
-// conditionText returns a JobSet's text for a condition, or "" if the condition is false.
+// conditionText returns what a JobSet says with a condition; "" if the condition does not hold.
 func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	for _, c := range js.Status.Conditions {
 		if c.Type == string(kind) && c.Status == metav1.ConditionTrue {
@@ -85,8 +138,8 @@ func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	return ""
 }
 
-// byPlace returns the pods that may run, by slice and worker. Of several pods with the same
-// place, it returns the newest.
+// byPlace returns the pods that may run, by slice and worker. If several pods have the same
+// place, the newest one counts.
 func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	all := map[int]map[int]*corev1.Pod{}
 	for i := range pods {
@@ -113,9 +166,9 @@ func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	return all
 }
 
-// sliceOf describes a slice. Without pods, its State is "".
+// sliceOf describes a slice. If it has no pods, its State is "".
 func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers int) tpu.Slice {
-	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making}
+	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl"}
 	running := 0
 	id := sha256.New()
 	for i := range workers {
@@ -145,8 +198,8 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 	return s
 }
 
-// obstacle returns Kubernetes' reason why one of the pods does not run, or "" if it gives
-// none.
+// obstacle returns why one of the pods does not run, in the words of Kubernetes; "" if
+// Kubernetes gives no reason.
 func obstacle(pods []corev1.Pod) string {
 	for _, p := range pods {
 		for _, c := range p.Status.Conditions {

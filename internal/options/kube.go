@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/internal/cmdline"
+	"multihost/internal/event"
 	"multihost/internal/gke"
 	"multihost/internal/held"
 	"multihost/internal/kube"
@@ -144,6 +145,8 @@ func HeldFlags() []cli.Flag {
 		&cli.StringFlag{Name: "docker-image", Usage: "`IMAGE` of the pods in a cluster; it has bash, coreutils, tar and what the command needs; default: " + held.Image},
 		&cli.StringFlag{Name: "queue", Usage: "local `QUEUE` of Kueue that admits the pods in a cluster; default: none"},
 		&cli.StringFlag{Name: "priority", Usage: "priority `CLASS` of the pods in a cluster; default: that of the cluster"},
+		&cli.DurationFlag{Name: "ttl", Usage: "end the pods in a cluster this `TIME` after they were requested, whatever runs in them; default: never"},
+		&cli.DurationFlag{Name: "lease", Value: held.Lease, Usage: "end a pod in a cluster when no command has run in it, and no multihost was connected to it, for this `TIME`; 0: never"},
 	)
 }
 
@@ -161,7 +164,7 @@ func HeldRequest(c *Call, m Machine) provision.Request {
 		c.Refuse(&cmdline.UsageError{Err: err}, "tpu-type")
 	}
 	if n, err := tpu.NodesOf(t); err == nil && t.Name != "" && n.Count != t.Workers {
-		c.Refuse(cmdline.Usagef("--tpu-type=%s: a cluster has %d nodes for it, and multihost expects %d: pods cannot hold slices of this type yet", t.Name, n.Count, t.Workers), "tpu-type")
+		c.Refuse(cmdline.Usagef("--tpu-type=%s: on TPU VMs it is %s with %d chips, in a cluster %d nodes with %d chips each; multihost numbers workers as TPU VMs, so pods cannot hold it: choose another size, or a machine type that has all chips, such as ct6e-standard-8t:2x4", t.Name, event.Count(t.Workers, "worker"), t.Chips/t.Workers, n.Count, n.Machine.Chips), "tpu-type")
 	}
 	for _, f := range SliceFlags() {
 		name := f.Names()[0]
@@ -169,14 +172,21 @@ func HeldRequest(c *Call, m Machine) provision.Request {
 			c.Refuse(cmdline.Usagef("--%s: the node pools of a cluster decide it, not the pods that hold slices", name), name)
 		}
 	}
-	r.Type, r.Own = t, held.Settings{Image: c.String("docker-image"), Queue: c.String("queue"), Priority: c.String("priority")}
+	own := held.Settings{Image: c.String("docker-image"), Queue: c.String("queue"), Priority: c.String("priority"), TTL: c.Duration("ttl"), Lease: c.Duration("lease")}
+	if own.TTL != 0 && own.TTL < m.LeastTerm {
+		c.Refuse(cmdline.Usagef("--ttl=%s: it must be 1m or more, or 0", own.TTL), "ttl")
+	}
+	if least := 10 * m.LeastTerm; own.Lease != 0 && own.Lease < least { // several rounds of held.RenewEvery
+		c.Refuse(cmdline.Usagef("--lease=%s: it must be 10m or more, or 0", own.Lease), "lease")
+	}
+	r.Type, r.Own = t, own
 	r.Mark(r.ID, m.User)
 	return r
 }
 
 // refuseHeld refuses flags that are for the slices of a cluster only.
 func refuseHeld(c *Call) {
-	for _, name := range []string{"docker-image", "queue", "priority"} {
+	for _, name := range []string{"docker-image", "queue", "priority", "ttl", "lease"} {
 		if c.IsSet(name) {
 			c.Refuse(cmdline.Usagef("--%s: it is for slices in a cluster; add --cluster=NAME, --context=NAME or --kubeconfig=FILE", name), name)
 		}
