@@ -44,6 +44,7 @@ type lifeVM struct {
 	unread  chan struct{} // until this is closed, nobody can read a log to its end; nil: everybody can
 	runs    map[string]*lifeRun
 	synced  map[string]string // digest of the code, by run
+	kit     []string          // the scripts that the worker keeps: hash and file name of each, as sha256sum prints them
 	lease   lifeLease
 	wg      sync.WaitGroup
 }
@@ -275,6 +276,11 @@ func (s *lifeSession) exec(line string) (code int) {
 		return 0
 	}
 	if strings.Contains(line, "multihost-clock:") {
+		if strings.Contains(line, "multihost-kit:") {
+			s.vm.mu.Lock()
+			fmt.Fprintln(s.ch, "multihost-kit:", strings.Join(s.vm.kit, " "))
+			s.vm.mu.Unlock()
+		}
 		in := bufio.NewScanner(s.ch)
 		for in.Scan() {
 			fmt.Fprintf(s.ch, "multihost-clock:%d\n", time.Now().UnixNano())
@@ -292,6 +298,10 @@ func (s *lifeSession) exec(line string) (code int) {
 	}
 	op, args := strings.TrimPrefix(words[0], "multihost-"), words[4:]
 	s.nonce = words[3]
+	size, _ := strconv.Atoi(words[1])
+	if size > 0 {
+		s.vm.keep(words[2])
+	}
 	switch op {
 	case "sync":
 		s.vm.sync(args[1:])
@@ -304,7 +314,6 @@ func (s *lifeSession) exec(line string) (code int) {
 		s.say("end")
 		return 0
 	}
-	size, _ := strconv.Atoi(words[1])
 	in := bufio.NewReader(s.ch)
 	if _, err := io.CopyN(io.Discard, in, int64(size)); err != nil {
 		return 74
@@ -339,6 +348,15 @@ func (s *lifeSession) exec(line string) (code int) {
 		s.say("error a worker of a story knows no %s", op)
 	}
 	return 0
+}
+
+// keep stores a script with the given SHA-256, as bootstrap.sh of package remote does.
+func (vm *lifeVM) keep(sum string) {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	if len(sum) == 2*sha256.Size && !slices.Contains(vm.kit, sum) {
+		vm.kit = append(vm.kit, sum, sum[:16])
+	}
 }
 
 // sync stores the code of a run. The request contains the code.
