@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -152,6 +153,19 @@ func TestAllOrNone(t *testing.T) {
 	h := &History{}
 	a, out, err := do(t, r, h, sel)
 	if !stage.Is(err, stage.Folder) || out.Started || a.Begun() || h.Tried != 0 || !strings.Contains(err.Error(), "s0w1: there is no folder ~/r") {
+		t.Errorf("%+v, %v", out, err)
+	}
+}
+
+// Another command may delete the slices while the workers are prepared. Then nothing starts.
+func TestNothingStartsOnSlicesThatAreBeingDeleted(t *testing.T) {
+	t.Parallel()
+	r, sel, _ := onMachines(t, Options{Script: "true"})
+	leaving := sel.Slices[0]
+	leaving.State, leaving.Condition = "DELETING", tpu.Leaving
+	r.Cloud.(*testkit.FixedSlices).All = []tpu.Slice{leaving}
+	a, out, err := do(t, r, &History{}, sel)
+	if !stage.Is(err, stage.Start) || !strings.Contains(fmt.Sprint(err), `slice "t" is DELETING`) || out.Started || a.Begun() {
 		t.Errorf("%+v, %v", out, err)
 	}
 }

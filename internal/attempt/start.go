@@ -254,6 +254,10 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 	err = r.Watch.Phase("start", func() (string, error) {
 		n := len(r.workers.IDs)
 		armed := make([]*launch.Armed, n)
+		// Another command may have seen no command on the workers and be deleting the slices
+		// now. It sees a supervisor that is armed.
+		gone, over := r.vigil.glance(ctx, r.Reach, r.workers)
+		defer over()
 		errs := r.workers.Each(ctx, r.Sink, "start", func(ctx context.Context, i int) error {
 			// Measure the clock again: a VM that has just booted may have set its clock
 			// since the first measurement.
@@ -275,6 +279,9 @@ func (r *start) release(ctx context.Context) (left bool, err error) {
 			return "", errors.Join(err, unsure)
 		}
 		err := r.checkSkew(armed)
+		if why := gone(); why != "" {
+			err = &stage.Error{Stage: stage.Start, Text: why, Lost: true}
+		}
 		for i, a := range armed {
 			err = cmp.Or[error](r.history.stoppedSince(a.Stopped(), r.workers.Conns[i].ClockOffset(), r.Clock), err)
 		}

@@ -3,6 +3,7 @@ package attempt
 import (
 	"context"
 	"sync"
+	"time"
 
 	"multihost/internal/follow"
 	"multihost/internal/stage"
@@ -41,8 +42,27 @@ func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ c
 	}
 }
 
-// look notes the slices that are gone. It says why the first of them is gone, or returns
-// "".
+// glance starts to read the slices. why waits for the read, and says why the command must
+// not start, or returns "". If the API takes longer than glanceLimit, why returns "". over
+// ends the read and waits for that.
+func (v *vigil) glance(ctx context.Context, d *workers.Reach, t *workers.Connected) (why func() string, over func()) {
+	ctx, cancel := context.WithTimeout(ctx, glanceLimit)
+	text, done := "", make(chan struct{})
+	go func() {
+		defer close(done)
+		if nodes, err := d.Cloud.Slices(ctx); err == nil {
+			text = v.look(nodes, t.Slices)
+		}
+	}()
+	return func() string { <-done; return text }, func() { cancel(); <-done }
+}
+
+// glanceLimit is longer than the API normally takes to list slices. A start does not wait
+// longer for an API that is slow.
+const glanceLimit = 2 * time.Second
+
+// look records the slices that are gone. It says why the first of them is gone, and returns
+// "" if none is.
 func (v *vigil) look(nodes, all []tpu.Slice) (why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
