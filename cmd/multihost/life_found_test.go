@@ -183,6 +183,11 @@ func TestLifeStoriesFound(t *testing.T) {
 				deed("type job", laptop, 2*time.Minute), {what: "logs cannot be read on", worker: 0, lasts: 2 * time.Minute, then: 10 * time.Second}, deed("SIGTERM", laptop, 10*time.Second),
 				{what: "preempted is", worker: 1, then: time.Second}, {what: "a reboot of", worker: 0, then: time.Hour},
 			}}, []map[string]int{{"job 1 of laptop": 128 + 15}}, 0},
+		{"an attach that ends when the job has begun its next attempt",
+			lifeStory{lasts: 10 * time.Minute, restarts: 1, steps: []lifeDeed{
+				deed("type job", laptop, 5*time.Minute), {what: "logs cannot be read on", worker: 1, lasts: 6*time.Minute + 20*time.Second, then: 10 * time.Second}, {what: "the command fails on", worker: 0, then: time.Minute},
+				deed("type attach", laptop, 30*time.Minute),
+			}}, []map[string]int{{"job 1 of laptop": 0, "attach 2 of laptop": 9}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

@@ -297,7 +297,7 @@ func (w *lifeWatch) lastMoment() time.Time {
 }
 
 func (w *lifeWatch) stopCommand() {
-	if r := w.vm.newest(w.terms.run); r != nil {
+	if r := w.vm.newest(w.terms.run, 0); r != nil {
 		w.vm.mu.Lock()
 		live := w.vm.runs[fmt.Sprintf("%s/%d", r.run, r.attempt)]
 		w.vm.mu.Unlock()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -158,9 +159,10 @@ type lifeProcess struct {
 
 	mu      sync.Mutex // guards what follows
 	said    strings.Builder
-	heard   time.Time // when it last said something
-	owns    bool      // it has started or taken over the command
-	follows bool      // it has followed the command
+	heard   time.Time     // when it last said something
+	owns    bool          // it has started or taken over the command
+	follows bool          // it has followed the command
+	attempt event.Attempt // the attempt that it follows
 	phase   string
 	last    string // what it has said last
 	keeps   bool   // it has said how long it keeps slices that have failed
@@ -359,6 +361,10 @@ func (p *lifeProcess) emit(e event.Event) {
 		}
 		p.mu.Unlock()
 		p.hear(fmt.Sprintf("phase %s %s %s", e.Name, e.State, e.Detail))
+	case event.Attempt:
+		p.mu.Lock()
+		p.attempt = e
+		p.mu.Unlock()
 	case event.Summary:
 		p.hear("summary: " + e.Text + " (" + e.Next + ")")
 	case event.State:
@@ -401,10 +407,13 @@ func (p *lifeProcess) speaks() {
 func (w *lifeWorld) returned(p *lifeProcess) {
 	res := w.resource()
 	p.mu.Lock()
-	said, follows := p.said.String(), p.follows
+	said, follows, followed := p.said.String(), p.follows, event.Attempt{}
+	if p.verb == "attach" { // it ends with the attempt that it follows; the job may have begun another one
+		followed = p.attempt
+	}
 	p.mu.Unlock()
 	f := lifeFact{kind: factReturned, who: p.name, verb: p.verb, run: p.run, code: p.status, exists: res.exists && res.state != "DELETING", billed: res.billed && res.state != "DELETING", said: said}
-	last := w.lastAttempt(p.run)
+	last := w.lastAttempt(p.run, followed.Attempt)
 	for _, r := range last {
 		f.attempt = r.log.attempt
 		if r.log.alive() {
@@ -418,7 +427,7 @@ func (w *lifeWorld) returned(p *lifeProcess) {
 		f.codes = append(f.codes, code)
 	}
 	if follows {
-		f.partial = p.machine.partial(p.run, slices.DeleteFunc(slices.Clone(last), func(e lifeEnd) bool { return p.status != 0 && !e.vm.readable() }))
+		f.partial = p.machine.partial(cmp.Or(followed.LogDir, p.machine.logDir(p.run)), slices.DeleteFunc(slices.Clone(last), func(e lifeEnd) bool { return p.status != 0 && !e.vm.readable() }))
 	}
 	w.note(f)
 }
@@ -430,8 +439,9 @@ type lifeEnd struct {
 }
 
 // lastAttempt returns the newest attempt of a run, on all workers that ever existed. For
-// each place it takes the newest worker.
-func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
+// each place it takes the newest worker. If upTo is not 0, later attempts do not count,
+// except on real workers.
+func (w *lifeWorld) lastAttempt(run string, upTo int) (all []lifeEnd) {
 	if w.real != nil {
 		return w.real.lastAttempt(run)
 	}
@@ -444,7 +454,7 @@ func (w *lifeWorld) lastAttempt(run string) (all []lifeEnd) {
 	slices.SortFunc(fleet, func(a, b *lifeVM) int { return strings.Compare(a.id, b.id) })
 	newest := 0
 	for _, vm := range fleet {
-		if r := vm.newest(run); r != nil && r.phase != "starting" {
+		if r := vm.newest(run, upTo); r != nil && r.phase != "starting" {
 			newest = max(newest, r.attempt)
 			all = append(all, lifeEnd{vm, r})
 		}
@@ -471,13 +481,13 @@ func (w *lifeWorld) saidBy(who string) string {
 
 // onlyThere names the workers whose log of the last attempt is not whole on any machine.
 func (w *lifeWorld) onlyThere(run string) (attempt int, names []string) {
-	last := w.lastAttempt(run)
+	last := w.lastAttempt(run, 0)
 	if len(last) > 0 {
 		attempt = last[0].log.attempt
 	}
 	last = slices.DeleteFunc(last, func(e lifeEnd) bool { return e.vm.gone() })
 	for i, m := range w.machines {
-		missing := m.partial(run, last)
+		missing := m.partial(m.logDir(run), last)
 		if i == 0 {
 			names = missing
 		}
@@ -504,10 +514,9 @@ func (m *lifeMachine) logDir(run string) string {
 	return record.LogDir
 }
 
-// partial names the workers whose log is not whole on this machine.
-func (m *lifeMachine) partial(run string, last []lifeEnd) (names []string) {
+// partial names the workers whose log is not whole in the directory dir of this machine.
+func (m *lifeMachine) partial(dir string, last []lifeEnd) (names []string) {
 	for _, e := range last {
-		dir := m.logDir(run)
 		slice, _ := strconv.Atoi(e.vm.spec.Node[strings.LastIndexByte(e.vm.spec.Node, '-')+1:])
 		have, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", slice, e.vm.spec.Index)))
 		if string(have) != string(e.log.log) {

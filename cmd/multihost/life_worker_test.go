@@ -686,13 +686,14 @@ func (vm *lifeVM) busy() bool {
 	return false
 }
 
-// newest returns a copy of the newest attempt of a run. It returns nil if there is none.
-func (vm *lifeVM) newest(run string) *lifeRun {
+// newest returns a copy of the newest attempt of a run, up to the attempt last if that is
+// not 0. It returns nil if there is none.
+func (vm *lifeVM) newest(run string, last int) *lifeRun {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	var newest *lifeRun
 	for _, r := range vm.runs {
-		if r.run == run && (newest == nil || r.attempt > newest.attempt) {
+		if r.run == run && (last == 0 || r.attempt <= last) && (newest == nil || r.attempt > newest.attempt) {
 			newest = r
 		}
 	}
