@@ -84,6 +84,11 @@ func (s *Server) log(w http.ResponseWriter, q *request, pod *corev1.Pod) error {
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
+	if pod.Spec.NodeName == "" { // there is no kubelet to ask
+		w.Header().Set("Content-Type", "text/plain")
+		w.WriteHeader(http.StatusOK)
+		return nil
+	}
 	l, err := s.kubelet.Log(pod, name, opts)
 	if err != nil {
 		return apierrors.NewBadRequest(err.Error())

@@ -177,13 +177,23 @@ func (q *request) selection() (selection, error) {
 	}
 	for _, r := range s.fields.Requirements() {
 		if _, ok := fieldOf(q.kind, &store.Object{}, r.Field); !ok {
-			return s, apierrors.NewBadRequest("field label not supported: " + r.Field)
+			return s, notSelectable(q.kind, r.Field)
 		}
 	}
 	if q.name != "" {
 		s.fields = fields.AndSelectors(s.fields, fields.OneTermEqualSelector("metadata.name", q.name))
 	}
 	return s, nil
+}
+
+// notSelectable says that objects cannot be selected by a field. A real server has one text
+// for kinds with fields of their own and for those of CustomResourceDefinitions, and another
+// one for the rest.
+func notSelectable(k *store.Kind, field string) error {
+	if selectable[k.Kind] != nil || strings.HasSuffix(k.Group, ".x-k8s.io") {
+		return apierrors.NewBadRequest("field label not supported: " + field)
+	}
+	return apierrors.NewBadRequest(fmt.Sprintf("%q is not a known field selector: only %q, %q", field, "metadata.name", "metadata.namespace"))
 }
 
 // has reports whether the selection shows an object.

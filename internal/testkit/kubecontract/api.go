@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -160,7 +161,11 @@ func lists(t *T) {
 		t.Errorf("the rest of a list is %q, then %q", got, after)
 	}
 	_, err := all.List(t.Context(), metav1.ListOptions{FieldSelector: "data.k=v"})
-	t.has("select by a field that cannot be selected", err, 400, "field label not supported: data.k")
+	t.has("select by a field that cannot be selected", err, 400, `"data.k" is not a known field selector: only "metadata.name", "metadata.namespace"`)
+	for _, r := range []schema.GroupVersionResource{podsGVR, jobSetsGVR} {
+		_, err = t.in(r).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.k=v"})
+		t.has("select "+r.Resource+" by a field that cannot be selected", err, 400, "field label not supported: spec.k")
+	}
 }
 
 func watches(t *T) {
@@ -233,5 +238,5 @@ func deletions(t *T) {
 	uid := types.UID("none")
 	t.create(configMapsGVR, configMap("c", `{}`))
 	err = all.Delete(t.Context(), "c", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-	t.has("delete an object with another id", err, 409, "Precondition failed: UID in precondition: none, UID in object meta: ")
+	t.has("delete an object with another id", err, 409, `Operation cannot be fulfilled on ConfigMap "c": the UID in the precondition (none) does not match the UID in record (`)
 }

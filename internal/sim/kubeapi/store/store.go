@@ -495,10 +495,10 @@ func (s *Store) Remove(k *Kind, namespace, name string, r Removal) (o *Object, g
 
 func (r Removal) check(k *Kind, old *Object) error {
 	if r.UID != "" && r.UID != string(old.GetUID()) {
-		return apierrors.NewConflict(k.Resource(), old.GetName(), precondition("UID", r.UID, string(old.GetUID())))
+		return unwanted(k, old, "UID", r.UID, string(old.GetUID()), "deleted and then recreated")
 	}
 	if r.Version != "" && r.Version != old.GetResourceVersion() {
-		return apierrors.NewConflict(k.Resource(), old.GetName(), precondition("ResourceVersion", r.Version, old.GetResourceVersion()))
+		return unwanted(k, old, "ResourceVersion", r.Version, old.GetResourceVersion(), "modified")
 	}
 	return nil
 }
@@ -564,6 +564,13 @@ func (r refusal) Error() string { return string(r) }
 
 func precondition(what, want, have string) error {
 	return refusal(fmt.Sprintf("Precondition failed: %s in precondition: %s, %s in object meta: %s", what, want, what, have))
+}
+
+// unwanted says that the object that a deletion names is not the one that is there. A real
+// server names the kind in this place, not the resource.
+func unwanted(k *Kind, o *Object, what, want, have, how string) error {
+	return apierrors.NewConflict(schema.GroupResource{Group: k.Group, Resource: k.Kind}, o.GetName(),
+		refusal(fmt.Sprintf("the %[1]s in the precondition (%[2]s) does not match the %[1]s in record (%[3]s). The object might have been %[4]s", what, want, have, how)))
 }
 
 func newUID() types.UID { return types.UID(uuid.NewString()) }
