@@ -1,6 +1,7 @@
 package kubecontract
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/remotecommand"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -129,9 +131,10 @@ func stuckTerminating(t *T) {
 	})
 }
 
-// queue runs two workloads that each need all slices. The more important one takes the
-// slices. The other one waits and later continues.
-func queue(t *T) {
+// makeQueue makes a queue with a quota of two slices, and two priorities. It returns the
+// name of the flavor, and a function that submits a workload that needs both slices.
+func (t *T) makeQueue() (flavor string, submit func(name, priority, script string)) {
+	t.Helper()
 	cluster := func(r, text string) {
 		t.Helper()
 		o := t.object(text)
@@ -143,7 +146,7 @@ func queue(t *T) {
 	for name, value := range map[string]int{"low": 250, "high": 750} {
 		cluster("priorityclasses", fmt.Sprintf(`{"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "%s-%s"}, "value": %d}`, t.ns, name, value))
 	}
-	flavor := t.ns + "-2xv5litepod-16"
+	flavor = t.ns + "-2xv5litepod-16"
 	cluster("resourceflavors", fmt.Sprintf(`{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": %q}, "spec": {"nodeLabels": {
 		"cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice", "cloud.google.com/gke-tpu-topology": "4x4"}}}`, flavor))
 	cluster("clusterqueues", fmt.Sprintf(`{"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ClusterQueue", "metadata": {"name": %q}, "spec": {"namespaceSelector": {},
@@ -151,15 +154,22 @@ func queue(t *T) {
 		"flavors": [{"name": %q, "resources": [{"name": "google.com/tpu", "nominalQuota": 32}]}]}]}}`, t.ns, flavor))
 	t.createf(gvr("kueue.x-k8s.io", "v1beta2", "localqueues"), `{"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "multislice-queue"}, "spec": {"clusterQueue": %q}}`, t.ns)
 
-	submit := func(name, priority string) {
-		t.jobSet(name, 2, idle, `, "labels": {"kueue.x-k8s.io/queue-name": "multislice-queue"}`, "", fmt.Sprintf(`, "priorityClassName": "%s-%s"`, t.ns, priority))
+	return flavor, func(name, priority, script string) {
+		t.Helper()
+		t.jobSet(name, 2, script, `, "labels": {"kueue.x-k8s.io/queue-name": "multislice-queue"}`, "", fmt.Sprintf(`, "priorityClassName": "%s-%s"`, t.ns, priority))
 	}
-	submit("first", "low")
+}
+
+// queue runs two workloads that each need all slices. The more important one takes the
+// slices. The other one waits and later continues.
+func queue(t *T) {
+	flavor, submit := t.makeQueue()
+	submit("first", "low", idle)
 	t.running("first", 8)
 	t.workload("first", kueue.WorkloadQuotaReserved, metav1.ConditionTrue, "QuotaReserved", "Quota reserved in ClusterQueue "+t.ns)
 	t.workload("first", kueue.WorkloadAdmitted, metav1.ConditionTrue, "Admitted", "The workload is admitted")
 
-	submit("second", "high")
+	submit("second", "high", idle)
 	t.running("second", 8)
 	t.workload("first", kueue.WorkloadEvicted, metav1.ConditionTrue, "Preempted", "Preempted to accommodate a workload (UID: ")
 	t.workload("first", kueue.WorkloadPreempted, metav1.ConditionTrue, "InClusterQueue", "due to prioritization in the ClusterQueue")
@@ -171,6 +181,33 @@ func queue(t *T) {
 	t.running("first", 8)
 	if js := t.getJobSet("first"); js.Status.Restarts != 0 {
 		t.Errorf("preemption counts as %d restarts", js.Status.Restarts)
+	}
+}
+
+// turns runs two workloads of the same priority that each need all slices. The second one
+// waits until the first one has ended, and does not disturb it.
+func turns(t *T) {
+	flavor, submit := t.makeQueue()
+	submit("first", "low", "until [ -e $HOME/end ]; do sleep 0.1; done")
+	t.running("first", 8)
+	submit("second", "low", "true")
+	t.workload("second", kueue.WorkloadQuotaReserved, metav1.ConditionFalse, "Pending",
+		"couldn't assign flavors to pod set slice-job: insufficient unused quota for google.com/tpu in flavor "+flavor+", 32 more needed")
+	if js := t.getJobSet("second"); js.Spec.Suspend == nil || !*js.Spec.Suspend || len(t.pods("second")) != 0 {
+		t.Errorf("a workload that waits has %d pods, suspend: %v", len(t.pods("second")), js.Spec.Suspend)
+	}
+	for _, p := range t.pods("first") {
+		if p.Status.Phase != corev1.PodRunning {
+			t.Errorf("pod %s of the first workload is %s", p.Name, p.Status.Phase)
+		}
+		var out bytes.Buffer
+		testkit.Must(t, t.exec(p.Name, remotecommand.StreamOptions{Stdout: &out}, "bash", "-c", "touch $HOME/end"))
+	}
+	for _, name := range []string{"first", "second"} {
+		if js := t.ended(name); js.Status.TerminalState != "Completed" || js.Status.Restarts != 0 {
+			t.Errorf("status of %s is %+v", name, js.Status)
+		}
+		t.workload(name, kueue.WorkloadFinished, metav1.ConditionTrue, "Succeeded", "jobset completed successfully")
 	}
 }
 

@@ -97,6 +97,7 @@ var rows = []struct {
 	{"unschedulable", unschedulable},
 	{"stuck-terminating", stuckTerminating},
 	{"queue", queue},
+	{"turns", turns},
 }
 
 // A T is one run of a row.
@@ -223,7 +224,7 @@ func (t *T) await(name string, phase corev1.PodPhase) {
 
 // exec runs a program in a pod.
 func (t *T) exec(pod string, o remotecommand.StreamOptions, argv ...string) error {
-	q := url.Values{"command": argv, "container": {"main"}, "stdin": {strconv.FormatBool(o.Stdin != nil)}, "stdout": {"true"}, "stderr": {strconv.FormatBool(o.Stderr != nil)}, "tty": {strconv.FormatBool(o.Tty)}}
+	q := url.Values{"command": argv, "stdin": {strconv.FormatBool(o.Stdin != nil)}, "stdout": {"true"}, "stderr": {strconv.FormatBool(o.Stderr != nil)}, "tty": {strconv.FormatBool(o.Tty)}}
 	e, err := remotecommand.NewWebSocketExecutor(t.Config, "GET", fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s/exec?%s", t.Config.Host, t.ns, pod, q.Encode()))
 	if err != nil {
 		return err
