@@ -100,13 +100,13 @@ func (k *Kubelet) See(o metav1.Object, decode func(*corev1.Pod) error, gone bool
 		if decode(&spec) != nil || spec.Spec.NodeName == "" {
 			return
 		}
-		over := spec.Status.Phase == corev1.PodSucceeded || spec.Status.Phase == corev1.PodFailed
-		switch deleted := spec.DeletionTimestamp != nil; {
-		case deleted:
+		grace := spec.DeletionGracePeriodSeconds
+		switch {
+		case grace != nil && *grace > 0:
 			k.running.Go(func() { k.cfg.API.Remove(&spec) }) // nothing of it runs
 			return
-		case over:
-			return
+		case spec.DeletionTimestamp != nil, spec.Status.Phase == corev1.PodSucceeded, spec.Status.Phase == corev1.PodFailed:
+			return // with a grace period of 0, a finalizer keeps the pod, not the kubelet
 		}
 		p = newPod(k, spec)
 		k.pods[spec.UID] = p

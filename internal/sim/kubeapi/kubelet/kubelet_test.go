@@ -2,9 +2,13 @@ package kubelet
 
 import (
 	"bytes"
+	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestExpand(t *testing.T) {
@@ -72,5 +76,35 @@ func TestRecords(t *testing.T) {
 		if b.String() != tt.want {
 			t.Errorf("%+v: %q, want %q", tt.options, b.String(), tt.want)
 		}
+	}
+}
+
+// removals is an API that counts the removed pods.
+type removals struct{ pods []string }
+
+func (*removals) Update(*corev1.Pod, func(*corev1.Pod)) {}
+func (r *removals) Remove(p *corev1.Pod)                { r.pods = append(r.pods, p.Name) }
+
+// TestUnknownPods: a kubelet starts no pod that is deleted or has ended. It removes only
+// those that wait for it.
+func TestUnknownPods(t *testing.T) {
+	api := &removals{}
+	k := New(Config{API: api, Now: time.Now})
+	now := metav1.Now()
+	for name, change := range map[string]func(*corev1.Pod){
+		"waits":     func(p *corev1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, new(int64(30)) },
+		"finalizer": func(p *corev1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, new(int64(0)) },
+		"over":      func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded },
+		"unbound":   func(p *corev1.Pod) { p.Spec.NodeName = "" },
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{NodeName: "n"}}
+		change(pod)
+		k.See(pod, func(to *corev1.Pod) error { *to = *pod; return nil }, false)
+		if k.Pod("", name) != nil {
+			t.Errorf("pod %s runs", name)
+		}
+	}
+	if err := k.Close(); err != nil || !slices.Equal(api.pods, []string{"waits"}) {
+		t.Errorf("removed %v, %v", api.pods, err)
 	}
 }
