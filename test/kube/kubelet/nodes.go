@@ -105,7 +105,9 @@ func (k *Kubelet) beat() {
 	for pause(k.ctx, wait) {
 		wait = beatEvery
 		if err := k.beatOnce(); err != nil {
-			k.cfg.Log.Printf("heartbeat: %v", err)
+			if k.ctx.Err() == nil {
+				k.cfg.Log.Printf("heartbeat: %v", err)
+			}
 			wait = beatAgain
 		}
 	}
