@@ -17,7 +17,6 @@ import (
 type lonelyProvider struct {
 	*matrixProvider
 	mark    string   // mark before its table
-	few     bool     // make test runs only a part of the cells
 	workers int      // number of workers of the job
 	gathers bool     // the workers wait for each other before they begin
 	whole   int      // the first phase in which the request is complete
@@ -60,7 +59,6 @@ var lonelyOnTPU = &lonelyProvider{
 var lonelyOnGCE = &lonelyProvider{
 	matrixProvider: onGCE,
 	mark:           "matrix of jobs without runner on Compute Engine: go test ./cmd/multihost -run TestMatrixOfDetachedJobsOnComputeEngine -update",
-	few:            true,
 	workers:        4,
 	gathers:        true,
 	whole:          untilWaiting,

@@ -22,7 +22,6 @@ import (
 // A matrixProvider makes the slices of a cell. Each provider has a matrix of its own.
 type matrixProvider struct {
 	name   string
-	few    bool   // make test runs only a part of the cells: each fault, each phase, and all cells of "run"
 	mark   string // mark before its table
 	open   func(*gcp.Client) provision.Provider
 	asks   func(matrixFault) provision.Request
@@ -53,7 +52,7 @@ var onTPU = &matrixProvider{
 
 // onGCE are slices of two VMs each that Compute Engine makes.
 var onGCE = &matrixProvider{
-	name: "gce", few: true,
+	name: "gce",
 	mark: "matrix on Compute Engine: go test ./cmd/multihost -run TestMatrixOnComputeEngine -update",
 	open: func(c *gcp.Client) provision.Provider { return gce.New(c, "") },
 	asks: func(f matrixFault) provision.Request {

@@ -248,7 +248,7 @@ func runMatrix(t *testing.T, on *matrixProvider) {
 				doc.set(t, f, p, "–")
 				continue
 			}
-			if on.few && (p+2*f)%len(matrixPhases) > 0 && phase != "run" && !tableIsWritten() && !testkit.All(t) {
+			if (p+2*f)%len(matrixPhases) > 0 && phase != "run" && !tableIsWritten() && !testkit.All(t) {
 				continue
 			}
 			c := newCell(t, identity, phase, fault, slow)
