@@ -188,6 +188,11 @@ func TestLifeStoriesFound(t *testing.T) {
 				deed("type job", laptop, 5*time.Minute), {what: "logs cannot be read on", worker: 1, lasts: 6*time.Minute + 20*time.Second, then: 10 * time.Second}, {what: "the command fails on", worker: 0, then: time.Minute},
 				deed("type attach", laptop, 30*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 0, "attach 2 of laptop": 9}}, 0},
+		{"slices are rebooted, which takes two minutes",
+			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "no answer from", worker: 1, lasts: 20 * time.Minute, then: 10 * time.Second}, {what: "the command fails on", worker: 0, then: time.Minute},
+				{what: "changes of a state take 1m more", lasts: 20 * time.Minute, then: 2 * time.Hour},
+			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.story.needs(fullDisk) && !hasSmallDisk() {

@@ -2,8 +2,10 @@ package qr_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
+	"multihost/internal/event"
 	"multihost/internal/provision"
 	"multihost/internal/qr"
 	"multihost/internal/sim"
@@ -132,6 +134,9 @@ func TestResetRebootsAndReports(t *testing.T) {
 	c.ready(request(t, nil))
 	if err := c.Reset(t.Context(), "q7"); err != nil {
 		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(c.Log.Events(), func(e event.Event) bool { p, ok := e.(event.Progress); return ok && p.Phase == "reset" }) {
+		t.Error("nothing is said while the VMs reboot")
 	}
 	if n := c.Calls("POST", ":reset"); n != 1 {
 		t.Errorf("%d resets were asked for", n)

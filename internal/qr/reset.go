@@ -28,7 +28,7 @@ func (c *Client) Reset(ctx context.Context, id string) error {
 	c.emit(event.Phase{Name: "reset", State: event.Started, Detail: id})
 	op, err := c.requestReset(ctx, svc, id, what)
 	if err == nil {
-		err = c.awaitReset(ctx, svc, op, what)
+		err = c.awaitReset(ctx, svc, id, op, what)
 	}
 	if err != nil {
 		c.emit(event.Phase{Name: "reset", State: event.Failed, Elapsed: c.now().Sub(start)})
@@ -56,7 +56,7 @@ func (c api) requestReset(ctx context.Context, svc *tpuapi.Service, id, what str
 	return op, err
 }
 
-func (c api) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Operation, what string) error {
+func (c api) awaitReset(ctx context.Context, svc *tpuapi.Service, id string, op *tpuapi.Operation, what string) error {
 	start := c.now()
 	err := gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
 		if op.Done || c.now().Sub(start) > resetLimit {
@@ -69,6 +69,7 @@ func (c api) awaitReset(ctx context.Context, svc *tpuapi.Service, op *tpuapi.Ope
 		if err != nil && !provider.Survivable(err) {
 			return false, err
 		}
+		c.emit(event.Progress{Phase: "reset", Total: 1, Waiting: id, Detail: "its VMs reboot", Elapsed: c.now().Sub(start), Limit: resetLimit})
 		return false, nil
 	})
 	if err == nil && op.Done {
