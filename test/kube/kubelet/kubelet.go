@@ -100,8 +100,9 @@ type Kubelet struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
-	mu    sync.Mutex
-	nodes map[string]string // pool by node
+	mu     sync.Mutex
+	nodes  map[string]string // pool by node
+	closed bool
 }
 
 var (
@@ -184,6 +185,9 @@ func (k *Kubelet) Start(ctx context.Context) error {
 // Close kills all pods and waits until nothing of them is left. The objects in the API
 // stay.
 func (k *Kubelet) Close() error {
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
 	k.cancel()
 	errs := []error{k.http.Close(), k.pods.Close()}
 	k.running.Wait()
@@ -216,6 +220,17 @@ func (k *Kubelet) SetPool(ctx context.Context, pool string, nodes []Node) error 
 		}
 	}
 	return k.addNodes(ctx, pool, slices.DeleteFunc(slices.Clone(nodes), func(n Node) bool { return have[n.Name] }))
+}
+
+// enter counts a request that Close must wait for. It returns false if the kubelet is
+// closing. Otherwise the caller calls running.Done at the end.
+func (k *Kubelet) enter() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.closed {
+		k.running.Add(1)
+	}
+	return !k.closed
 }
 
 // has reports whether the kubelet stands for a node.

@@ -81,13 +81,19 @@ func (k *Kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("pod %q does not exist", name), http.StatusNotFound)
 		return
 	}
-	run := &execution{start: func(argv []string, tty bool) (worker.Launched, error) { return k.pods.Exec(pod, container, argv, tty) }}
+	if !k.enter() {
+		http.Error(w, "the kubelet is closing", http.StatusServiceUnavailable)
+		return
+	}
+	defer k.running.Done()
+	run := &execution{running: &k.running, start: func(argv []string, tty bool) (worker.Launched, error) { return k.pods.Exec(pod, container, argv, tty) }}
 	remotecommand.ServeExec(w, r, run, name, pod.UID, container, r.URL.Query()["command"], opts, idleLimit, streamLimit, wire.SupportedStreamingProtocols)
 }
 
 // An execution runs a program in a container.
 type execution struct {
-	start func(argv []string, tty bool) (worker.Launched, error)
+	running *sync.WaitGroup // it counts the request, and gets what outlives the program
+	start   func(argv []string, tty bool) (worker.Launched, error)
 }
 
 // ExecInContainer implements remotecommand.Executor. If the connection is lost, the program
@@ -108,19 +114,19 @@ func (e *execution) ExecInContainer(_ context.Context, _ string, _ types.UID, _ 
 			stdin.Close()
 		}
 	} else {
-		go func() { // ends with the connection, which the caller closes
+		e.running.Go(func() { // ends with the connection, which the caller closes
 			_, _ = io.Copy(stdin, in) // the program may read no more
 			if !tty {
 				stdin.Close()
 			}
-		}()
+		})
 	}
 	if resize != nil {
-		go func() { // ends with the connection
+		e.running.Go(func() { // ends with the connection
 			for size := range resize {
 				_ = l.Resize(size.Width, size.Height) // the program may have ended
 			}
-		}()
+		})
 	}
 	code := pods.ExitCode(l.Wait())
 	all.Wait()
