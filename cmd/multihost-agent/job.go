@@ -16,9 +16,9 @@ import (
 // Exit statuses of the command job, in addition to 0.
 const statusFailed = 1
 
-// job does this worker's part of a job without runner. With --going it runs when the
-// machine is told to end. Otherwise it runs from the boot on. A further argument names a
-// file that describes the job. The file replaces the metadata server.
+// job does this worker's part of a job without runner. It runs from the boot on; with
+// --going, it runs while the machine shuts down. A further argument names a file that
+// describes the job, in place of the metadata server.
 func job(ctx context.Context, args []string) int {
 	// Do not ignore the signal: the commands that this program starts would then ignore it,
 	// too.

@@ -16,7 +16,6 @@ import (
 	"time"
 )
 
-// TestMain lets the test binary be the program.
 func TestMain(m *testing.M) {
 	if os.Getenv("BE_THE_AGENT") != "" {
 		main()
@@ -24,9 +23,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The guest agent, which reads the program's output, may end before the program. Then
-// nobody else would end the run. The programs that the agent starts handle SIGPIPE in the
-// default way.
+// The guest agent reads the program's output and may end before the program. Then the
+// program must not die of SIGPIPE, because nobody else would end the run. The programs that
+// it starts handle SIGPIPE in the default way.
 func TestTheGuestAgentMayEndBeforeTheProgram(t *testing.T) {
 	asked := make(chan string, 100)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

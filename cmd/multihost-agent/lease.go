@@ -59,7 +59,7 @@ func lease(ctx context.Context, args []string) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, agent.ErrForeign): // the log has the error, and another watch would get the same one
+	case errors.Is(err, agent.ErrForeign): // the log has the error; another watch would get the same one
 		return 0
 	case nonce != "":
 		fmt.Printf("%s error %s\n", nonce, strings.ReplaceAll(err.Error(), "\n", " "))
@@ -69,15 +69,15 @@ func lease(ctx context.Context, args []string) int {
 	return 1
 }
 
-// thrifty keeps the program small. It lives as long as the slices, beside a command that
-// may need every byte and core of the worker.
+// thrifty keeps the program small. The program lives as long as the slices, beside a
+// command that may need every byte and core of the worker.
 func thrifty() {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(20)
 }
 
-// rest gives back the memory that the program does not need until the next look: freed
-// objects, and the pages of the program itself, which the kernel has in its cache.
+// rest gives memory back to the kernel until the next look: freed objects, and cached pages
+// of the program's own file.
 func rest() {
 	debug.FreeOSMemory()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -92,7 +92,7 @@ func rest() {
 		var from, to uintptr
 		var mode string
 		if n, _ := fmt.Sscanf(line, "%x-%x %s", &from, &to, &mode); n == 3 && mode[1] != 'w' && strings.HasSuffix(strings.TrimRight(line, "\n"), " "+self) {
-			_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, from, to-from, syscall.MADV_DONTNEED) // this is only advice to the kernel
+			_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, from, to-from, syscall.MADV_DONTNEED) // only advice to the kernel
 		}
 	}
 }
@@ -109,8 +109,8 @@ func host() *watch.Host {
 	}
 }
 
-// begin carries out boot [FD RUN] and watch RUN. Afterwards this process continues as the
-// keeper of a watch.
+// begin does the operations "boot [FD RUN]" and "watch RUN". Afterwards this process
+// becomes the keeper of a watch, which starts the watch as a child process.
 func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 	run, lock := first, (*os.File)(nil)
 	switch {
@@ -134,7 +134,7 @@ func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 }
 
 // keep runs a watch as a child process. It returns nil when nothing is left to watch. If
-// this process dies, the child continues.
+// this process dies, the child runs on.
 func keep(ctx context.Context, op, run string, lock *os.File) error {
 	// This name works even if somebody has removed the program's file.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "lease", "kept", op, run)
@@ -149,7 +149,7 @@ func keep(ctx context.Context, op, run string, lock *os.File) error {
 	return cmd.Wait()
 }
 
-// kept is the process that keep starts. It is the watch itself.
+// kept is the child process that keep starts: the watch itself.
 func kept(ctx context.Context, h *watch.Host, op, run string) error {
 	const fd = 3
 	syscall.CloseOnExec(fd)

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command multihost-agent runs on workers. Where there is no runner, it does what a runner
-// would do. multihost copies it to the workers and starts it there.
+// Command multihost-agent runs on workers. It does the work of a runner where there is
+// none. multihost copies it to the workers and starts it there.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	// The program that reads the agent's output may end before the agent.
+	// Whoever reads the agent's output may end before the agent.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	code := run(ctx, os.Args[1:])
@@ -21,7 +21,7 @@ func main() {
 	os.Exit(code)
 }
 
-// statusUsage is the exit status for a command line that is wrong.
+// statusUsage is the exit status for a wrong command line.
 const statusUsage = 64
 
 func run(ctx context.Context, args []string) int {
@@ -29,7 +29,7 @@ func run(ctx context.Context, args []string) int {
 		args = []string{""}
 	}
 	switch args[0] {
-	case "check": // succeeds on a machine that can run the program
+	case "check": // succeeds if this machine can run the program
 		return 0
 	case "job":
 		return job(ctx, args[1:])

@@ -78,8 +78,8 @@ func bare(c *call) error {
 	return nil
 }
 
-// command completes a command: it adds the EXIT STATUS section, which lists the statuses
-// that the command can end with.
+// command adds the EXIT STATUS section to a command. The section lists the statuses with
+// which the command can end.
 func command(c cli.Command, statuses ...int) *cli.Command {
 	if len(statuses) > 0 {
 		var b strings.Builder
@@ -119,8 +119,8 @@ func group(of cli.Command) *cli.Command {
 	return command(of)
 }
 
-// A command calls ready after it has read its flags, before it does anything. If a flag or
-// word is wrong, it returns the error with which the command ends.
+// A command calls ready once it has read its flags, before it does anything. If a flag or
+// word is wrong, ready returns the error with which the command must end.
 func ready(c *call) error {
 	viewMode(c)
 	return c.Refusal()

@@ -21,14 +21,13 @@ import (
 	"multihost/internal/testkit"
 )
 
-// burstMemory limits the resident memory of the runner of the burst. The runner needs two
-// thirds of that. A runner that kept all output until somebody reads it would need more
-// than this limit.
+// burstMemory limits the resident memory of the runner. The runner needs two thirds of it.
+// A runner that kept all output until somebody reads it would need more.
 const burstMemory = 176 << 20
 
-// Eight workers print 100 MB at once, with every kind of byte. The reader of the view is
-// slow. The log files have every byte, up to those printed right before the end. The memory
-// of the runner stays bounded.
+// Eight workers print 100 MB at once, with every kind of byte, and the reader of the view
+// is slow. The log files must have every byte, up to the last one, and the memory of the
+// runner must stay bounded.
 func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
 	testkit.OnlyInAll(t, "TestOverSSHStalledReadersHoldNoMemory of package launch")
 	t.Parallel()
@@ -56,7 +55,7 @@ func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
 	}
 	multihost := func(args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), program, args...)
-		cmd.Args[0] = "multihost" // TestMain makes the test binary act as the program of that name
+		cmd.Args[0] = "multihost" // TestMain makes the test binary act as multihost if it has this name
 		cmd.Env = []string{"HOME=" + dir, "USER=ann", "PATH=" + os.Getenv("PATH")}
 		for k, v := range server.Env() {
 			cmd.Env = append(cmd.Env, k+"="+v)
@@ -98,8 +97,8 @@ func TestABurstFromEveryWorkerOverASlowReader(t *testing.T) {
 	t.Logf("peak %d MB, %d bytes shown", peak>>20, len(shown))
 }
 
-// readSlowly reads 16 KiB every 2 ms until the run has reported its end. Then it reads all
-// that is left. It returns the peak of the process's resident memory.
+// readSlowly reads 16 KiB every 2 ms until the run has reported its end. Then it reads the
+// rest. peak is the peak of the process's resident memory.
 func readSlowly(t *testing.T, r io.Reader, pid int, stderr string) (peak int64, shown []byte) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -127,7 +126,7 @@ func readSlowly(t *testing.T, r io.Reader, pid int, stderr string) (peak int64, 
 
 var peakLine = regexp.MustCompile(`(?m)^VmHWM:\s*(\d+) kB$`)
 
-// peakMemory returns the most resident bytes that a process ever had. It returns 0 once the
+// peakMemory returns the most resident bytes that a process has had so far, or 0 if the
 // process has ended. The figure that wait returns for a child would include the parent's
 // memory.
 func peakMemory(pid int) int64 {
@@ -143,7 +142,7 @@ func peakMemory(pid int) int64 {
 	return n << 10
 }
 
-// checkBurst compares the logs with the digests that the commands kept of their own output.
+// checkBurst compares the logs with the digests that the commands made of their own output.
 func checkBurst(t *testing.T, dir string) {
 	t.Helper()
 	var want, got []string
@@ -175,7 +174,7 @@ func checkBurst(t *testing.T, dir string) {
 	}
 }
 
-// burst prints 12.5 MB as fast as it can and keeps the digest of its output.
+// burst prints 12.5 MB as fast as it can and writes down the digest of its output.
 const burst = `import hashlib, os, random
 me = os.environ['MULTIHOST_PROCESS_ID']
 r = random.Random(int(me))

@@ -19,7 +19,7 @@ import (
 	"multihost/internal/ui"
 )
 
-// A process is what multihost gets from outside: streams, environment and directory.
+// A process is multihost's view of its environment: streams, variables, directory.
 type process struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
@@ -34,16 +34,16 @@ func (p process) quiet() process {
 	return p
 }
 
-// A call is one command line that is carried out.
+// A call carries out one command line.
 type call struct {
 	process
-	options.Call              // Flags is nil until the command's action begins. Line is nil until it is read
-	view         *ui.Renderer // the renderer that was made last
+	options.Call              // Flags is nil until the action of the command begins. Line is nil until the command line is read
+	view         *ui.Renderer // the newest renderer
 	json         bool         // errors are shown as JSON
 	signals      interrupt.Watch
 }
 
-// act returns the action of a command that does its work with f.
+// act returns the action of a command. The action calls f.
 func act(f func(c *call) error) cli.ActionFunc {
 	return func(of *cli.Context) error {
 		c := of.App.Metadata[callKey].(*call)
@@ -55,7 +55,7 @@ func act(f func(c *call) error) cli.ActionFunc {
 // callKey is the key of the call in the Metadata of its cli.App.
 const callKey = "call"
 
-// program returns multihost's commands, which carry out c.
+// program returns multihost's commands for the call c.
 func (c *call) program() cmdline.Program {
 	a := app()
 	a.Metadata = map[string]any{callKey: c}
@@ -80,11 +80,11 @@ func (c *call) run(ctx context.Context, argv []string) int {
 	return code
 }
 
-// told reports whether the verdict of the run, which is the last text on the screen,
-// already contains the error.
+// told reports whether the last text on the screen, the verdict of the run, already
+// contains the error.
 func (c *call) told(err error) bool {
 	said := err.Error()
-	if e, ok := err.(*stage.Error); ok { // the verdict shows such an error without its stage. An error that wraps it has more text
+	if e, ok := err.(*stage.Error); ok { // the verdict shows such an error without its stage. An error that wraps this one has more text
 		said = cmp.Or(e.Text, said)
 	}
 	return c.view != nil && !c.json && hintOf(err) == "" && strings.Contains(c.view.Verdict(), said)
@@ -111,7 +111,7 @@ func (c *call) dispatch(ctx context.Context, argv []string) error {
 	if code := exitCode(err); code == exitUsage || code == exitConfig {
 		err = line.Blame(err)
 	}
-	var told *stage.Error // the cause does not say what may still run or exist, but this error does
+	var told *stage.Error // this error says what may still run or exist; its cause does not
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}

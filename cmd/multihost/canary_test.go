@@ -24,10 +24,10 @@ import (
 type canary struct{ name, text string }
 
 // TestSecretsStayWhereTheyBelong gives every kind of secret to the commands that a user
-// types. The runs succeed, fail or are stopped. Then it looks for each secret in everything
+// types. The runs succeed, fail or are stopped. Then the test looks for each secret in all
 // that the commands have shown, sent, recorded or left behind, here and on the workers.
-// While the commands run, it also looks at every command line. Local files are readable by
-// the user only. The commands leave no goroutine and no open file.
+// While the commands run, it also looks at every command line. Only the user can read the
+// local files. The commands leave no goroutine and no open file.
 func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-canary-")
 	if err != nil {
@@ -42,7 +42,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	}
 	defer server.Close()
 	env := server.Env()
-	delete(env, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS") // the commands must use the token file
+	delete(env, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS") // so that the commands use the token file
 
 	canaries := []canary{
 		{"value of --secret-env", "canary-env-5f1c9b7e"}, {"access token", "ya29.canary-token-0d84e6a2"},
@@ -88,12 +88,12 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 		return invoke(want, append(append(args, more...), cloud...)...)
 	}
 
-	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; from now on, no further file stays open
+	invoke(0, append([]string{"ps"}, cloud...)...) // makes the key; all later commands must close their files
 	plain, err := os.ReadFile(env["MULTIHOST_FLAG_IDENTITY_FILE"])
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range strings.Split(strings.TrimSpace(string(plain)), "\n")[3:5] { // behind the public half
+	for _, line := range strings.Split(strings.TrimSpace(string(plain)), "\n")[3:5] { // the fields after the public key
 		canaries = append(canaries, canary{"private key", line})
 	}
 	parsed, err := ssh.ParseRawPrivateKey(plain)
@@ -132,7 +132,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	invoke(64, "run", "--secret-env=TOKEN", "--no-such-flag")
 	wrong := len(seen.String())
 	invoke(64, append([]string{"run", "--tpu-prefix=t", "--secret-env=TOKEN=" + canaries[0].text, "--command=true", "--script-dir=" + in("code")}, cloud...)...)
-	// Only the answers are searched: the user typed the rest.
+	// Search only the answers: the user typed the rest.
 	said := seen.String()[wrong:]
 	seen.Truncate(wrong)
 	_, said, _ = strings.Cut(said, "\n")
@@ -188,7 +188,7 @@ func holders(t *testing.T, dir string, canaries []canary) (found []string) {
 	t.Helper()
 	looked := 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() { // a worker that runs makes and removes files
+		if err != nil || !d.Type().IsRegular() { // commands on the workers make and remove files all the time
 			return nil
 		}
 		text, _ := os.ReadFile(path)
@@ -208,8 +208,8 @@ func holders(t *testing.T, dir string, canaries []canary) (found []string) {
 	return found
 }
 
-// watchCommandLines looks at the command lines of all processes of the machine until end is
-// called. end returns what was found.
+// watchCommandLines looks at the command lines of all processes of the machine until the
+// caller calls end. end returns what it found.
 func watchCommandLines(canaries []canary) (end func() []string) {
 	var done sync.WaitGroup
 	stop := make(chan struct{})

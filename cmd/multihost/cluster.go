@@ -22,7 +22,7 @@ func clusterCommand() *cli.Command {
 	})
 }
 
-// endsWith completes a command that can end with errors of these kinds.
+// endsWith adds the kinds of errors with which a command can end.
 func endsWith(c cli.Command, kinds ...fault.Kind) *cli.Command {
 	return command(c, statusesOf(kinds)...)
 }

@@ -16,11 +16,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// clusters are the clusters of the scripts, by their working directories.
+// clusters holds the cluster of each script, by the script's working directory.
 var clusters registry[*kubeapi.Server]
 
-// scriptKube starts a cluster with a node pool for each slice, and lets the variable
-// KUBECONFIG name a file with its context sim.
+// scriptKube starts a cluster with a node pool for each slice. Afterwards KUBECONFIG names
+// a file whose context sim is this cluster.
 func scriptKube(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
 	work := ts.Getenv("WORK")

@@ -13,9 +13,9 @@ import (
 	"multihost/internal/sim"
 )
 
-// Completion has two halves. A script for each shell passes on the words that were typed,
-// and this program answers. So completion always knows what this binary knows, and the
-// scripts need not change with it.
+// Completion has two halves. A script for each shell passes the typed words to this
+// program, and the program answers. So completion always knows what this binary knows, and
+// the scripts need not change with the program.
 
 var (
 	//go:embed completion/bash.sh
@@ -64,7 +64,7 @@ type completionScript struct {
 }
 
 // namesLimit limits the time that the API may take to return names. A user who has pressed
-// Tab does not wait longer. Only tests on machines under load change it.
+// Tab does not wait longer. Tests on busy machines raise it.
 var namesLimit = 2 * time.Second
 
 // completions say how values and words are completed.
@@ -77,7 +77,7 @@ func completions(p process) cmdline.CompleteRules {
 }
 
 // namesOf asks the API for the names that a user can type at this place of a command line.
-// If it would have to start a simulator for that, it returns none.
+// It returns none if it would have to start a simulator for that.
 func (p process) namesOf(q *cmdline.Query) (names complete.Names) {
 	c := &call{process: p}
 	c.Line = q.Line()

@@ -17,8 +17,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// freeFlags take a text that only the user knows. For every other flag that takes a text,
-// completion offers values.
+// freeFlags take a text that only the user knows. Completion offers values for every other
+// flag that takes a text.
 var freeFlags = []string{
 	"all-ports-from", "allow", "bucket-dir", "bucket-name", "command", "config", "cqr-extra-args", "data-disk", "description", "env",
 	"hosts", "iap-endpoint", "keep-on-failure", "labels", "listen", "max-log", "max-preemptions", "max-run-duration", "metadata",
@@ -30,11 +30,11 @@ var freeFlags = []string{
 	"valid-after-duration", "sort-by", "valid-after-time", "valid-until-time",
 }
 
-// freeWords are commands whose words are the user's own.
+// freeWords are commands whose words only the user knows.
 var freeWords = []string{"exec", "job", "run", "qr create", "slices create", "cluster create", "cluster show", "cluster delete", "network create", "network show", "network update", "network delete", "network firewall create", "network firewall delete", "workload create", "workload status", "workload logs", "workload delete"}
 
-// TestEveryFlagIsCompleted finds a flag or command that has neither a completion nor an
-// entry in these lists.
+// TestEveryFlagIsCompleted finds flags and commands without a completion that are not in
+// these lists either.
 func TestEveryFlagIsCompleted(t *testing.T) {
 	commands := silent(nil).commands()
 	everyFlag(func(command string, f cli.Flag) {
@@ -55,7 +55,7 @@ func TestEveryFlagIsCompleted(t *testing.T) {
 	})
 }
 
-// TestEnumerationsAreRead checks the values that are read from the help texts.
+// TestEnumerationsAreRead checks the values that completion reads from the help texts.
 func TestEnumerationsAreRead(t *testing.T) {
 	got := map[string]string{}
 	everyFlag(func(command string, f cli.Flag) {
@@ -121,7 +121,7 @@ func TestCompletionOfLines(t *testing.T) {
 }
 
 // TestOnlyPlainWordsAreCandidates: shells put candidates into the line unquoted. So a name
-// with a character that is special to a shell is not a candidate, wherever it came from.
+// with a character that is special to a shell must not be a candidate, whatever its source.
 func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"good-run.1", "$(id)", "`id`", "a;b", "a b", "a'b", "a\tb", "a\nb", "~", "a>b", "a{b,c}"} {
@@ -137,9 +137,9 @@ func TestOnlyPlainWordsAreCandidates(t *testing.T) {
 	}
 }
 
-// TestEveryFlagOfGcloudIsTakenOrRefused: gcloud takes flags for a queued resource. Each of
-// them is a flag of the qr commands, or they refuse it with a reason. The test of package
-// gcloud compares the list with an installed gcloud.
+// TestEveryFlagOfGcloudIsTakenOrRefused: each flag that gcloud takes for a queued resource
+// is a flag of the qr commands, or they refuse it with a reason. The test of package gcloud
+// compares the list with an installed gcloud.
 func TestEveryFlagOfGcloudIsTakenOrRefused(t *testing.T) {
 	text, err := os.ReadFile("../../internal/gcloud/testdata/gcloud-flags.json")
 	if err != nil {

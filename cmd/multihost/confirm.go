@@ -9,14 +9,13 @@ import (
 	"multihost/internal/ui"
 )
 
-// canConfirm reports whether confirm has a terminal to ask on.
+// canConfirm reports whether confirm has a terminal on which it can ask.
 func canConfirm(c *call, view *ui.Renderer) bool {
 	return view.Mode() != ui.JSON && ui.CanAsk(c.stdin, c.stderr)
 }
 
-// confirm asks a yes-or-no question. Only the key y means yes; after Enter or any other key
-// it returns an error. The caller must have called canConfirm, and it must have returned
-// true.
+// confirm asks a yes-or-no question. Only the key y means yes. After any other key it
+// returns an error. The caller must have checked canConfirm.
 func confirm(ctx context.Context, c *call, view *ui.Renderer, question string) error {
 	in, _ := c.stdin.(*os.File)
 	key, err := view.AskAfter(ctx, in, "multihost: "+question+" y or n? [n]", ui.AnyKey)
@@ -29,15 +28,15 @@ func confirm(ctx context.Context, c *call, view *ui.Renderer, question string) e
 	return nil
 }
 
-// refuseConfirm refuses --confirm if nobody can be asked. A dry run asks nothing.
+// refuseConfirm refuses --confirm if there is nobody to ask. A dry run asks nothing.
 func refuseConfirm(s *session, c *call) {
 	if c.Bool("confirm") && !s.dryRun && !canConfirm(c, s.view) {
 		c.Refuse(&usageError{Err: errors.New("--confirm: there is no terminal to ask on"), Advice: "see what would be requested with --dry-run, then leave out --confirm"}, "confirm")
 	}
 }
 
-// asking returns deps for commands that request slices. These deps can reach workers. If
-// --confirm was given, they ask the user before the request.
+// asking returns deps for commands that request slices and reach workers. With --confirm,
+// these deps ask the user before the request.
 func asking(s *session, c *call) (*deps, error) {
 	refuseConfirm(s, c)
 	d, err := s.workers(c)
@@ -48,8 +47,8 @@ func asking(s *session, c *call) (*deps, error) {
 	return d, nil
 }
 
-// If --confirm was given, confirms sets d.Confirm. Then d asks the user before it requests
-// slices.
+// With --confirm, confirms sets d.Confirm, so that the user is asked before slices are
+// requested.
 func confirms(s *session, c *call, d *deps) {
 	if !c.Bool("confirm") {
 		return

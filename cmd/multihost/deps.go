@@ -15,13 +15,13 @@ import (
 )
 
 // deps holds what commands work with: clients, files and functions. Each package below
-// internal gets the part of it that the package needs.
+// internal gets only the part that it needs.
 type deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
 	Networks job.Networks
-	Roots    gcp.Roots        // roots of the APIs that the workers themselves call
+	Roots    gcp.Roots        // roots of the APIs that the workers call
 	Agents   agentprogram.Set // the programs for workers that have no runner
 
 	// Checked is called before the first request, after all checks that need no request. It

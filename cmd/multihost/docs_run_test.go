@@ -29,14 +29,15 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A markdown is a file of this repository. Its fences say what kind of text they hold:
+// A markdown is a document of this repository. The word after a fence says what the fence
+// holds:
 //
 //	sh        commands; one shell runs those of a document in order, and all must succeed
 //	console   what a terminal showed: lines after "$ " are run, and what follows is
 //	          compared; … is any text of a line, or any lines where it stands alone
 //	anything else holds no command lines
 //
-// Comments in the file, which readers do not see, change that:
+// HTML comments in the document, which readers do not see, change how it is tested:
 //
 //	<!-- sim: t:2xv5litepod-16 -->   the slices that there are at the start; none: no simulator
 //	<!-- setup … -->                 commands that are run, and not shown
@@ -45,7 +46,7 @@ import (
 type markdown struct {
 	name, dir string
 	slices    string
-	script    string // the script that runs it
+	script    string // the script that tests the document
 	steps     []docStep
 	prose     string // the text outside of fences
 }
@@ -162,7 +163,7 @@ func (d *markdown) fence(kind string, notRun bool, at int, lines []string) error
 }
 
 // TestEveryCommandLineOfTheDocumentsWorks runs the commands that the documents tell users
-// to type. Each document has a directory and a simulator of its own. The test compares the
+// to type, each document in a directory and a simulator of its own. The test compares the
 // output with what the document shows of it. make test only parses the commands.
 func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 	t.Parallel()
@@ -182,7 +183,7 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 					parseStep(t, d, s)
 				case testkit.All(t):
 					run = append(run, s)
-				case !strings.Contains(s.want, "error:"): // a command line that is to be refused need not parse
+				case !strings.Contains(s.want, "error:"): // a command that multihost refuses need not parse
 					parseStep(t, d, s)
 				}
 			}
@@ -193,8 +194,7 @@ func TestEveryCommandLineOfTheDocumentsWorks(t *testing.T) {
 	}
 }
 
-// TestEveryCommandNamedInProseParses makes the program parse each `multihost …` in the
-// prose.
+// TestEveryCommandNamedInProseParses parses each `multihost …` in the prose.
 func TestEveryCommandNamedInProseParses(t *testing.T) {
 	seen := 0
 	for _, d := range markdownFiles(t) {
@@ -228,7 +228,7 @@ func dryParse(argv []string) error {
 		return nil
 	}
 	if len(words) > 0 && words[0] == "__complete" {
-		return nil // only shells type this command; it takes any words
+		return nil // only shells type this command, with any words
 	}
 	p := process{stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard, lookup: func(key string) (string, bool) {
 		if key == "MULTIHOST_FLAG_CONFIG" {
@@ -252,7 +252,7 @@ func dryParse(argv []string) error {
 	return err
 }
 
-// parseStep makes a real shell split the commands. Then the program parses the commands of
+// parseStep lets a real shell split the commands. Then the program parses those of
 // multihost.
 func parseStep(t *testing.T, d *markdown, s docStep) {
 	calls := filepath.Join(t.TempDir(), "calls")
@@ -313,7 +313,7 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	var said bytes.Buffer
 	shell.Stdout, shell.Stderr = &said, &said
 	shellErr := shell.Run()
-	down := exec.Command("multihost", "sim", "down") // a simulator that the document has started
+	down := exec.Command("multihost", "sim", "down") // the document may have started a simulator
 	down.Env = env
 	testkit.Must(t, down.Run())
 	for i, s := range steps {
@@ -334,8 +334,8 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	}
 }
 
-// copyProject makes the directory in which the commands of documents are typed. It has the
-// program of examples/train, and scripts at the places where MaxText has its own.
+// copyProject makes the directory in which the commands of documents run. It has the
+// program of examples/train, and scripts in the places where MaxText has its scripts.
 func copyProject(t *testing.T, dir string) {
 	t.Helper()
 	testkit.Must(t, os.CopyFS(dir, os.DirFS("testdata/docs")))
@@ -347,7 +347,7 @@ func copyProject(t *testing.T, dir string) {
 	}
 }
 
-// docSim starts a simulator and returns the environment that a command needs to use it.
+// docSim starts a simulator and returns the environment of commands that use it.
 func docSim(t *testing.T, work, slices string) []string {
 	cfg := sim.Config{Dir: filepath.Join(work, "sim"), Step: 10 * time.Millisecond}
 	testkit.Must(t, os.Mkdir(cfg.Dir, 0o700))
@@ -422,7 +422,7 @@ func TestDocumentsHaveNoDeadLinks(t *testing.T) {
 	}
 }
 
-// anchors are the names that headings get.
+// anchors returns the anchors that GitHub makes of headings.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range docHeading.FindAllStringSubmatch(text, -1) {
@@ -433,8 +433,8 @@ func anchors(text string) map[string]bool {
 	return all
 }
 
-// TestTroubleshootingIsKeyedByRealTexts keeps docs/troubleshooting.md true: each
-// heading is a text that the program can print, with … for the values in it.
+// TestTroubleshootingIsKeyedByRealTexts: each heading of docs/troubleshooting.md is a text
+// that the program can print, with … for the values in it.
 func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
 	texts := messages(t, true)
 	document, err := os.ReadFile("../../docs/troubleshooting.md")
@@ -450,9 +450,9 @@ func TestTroubleshootingIsKeyedByRealTexts(t *testing.T) {
 	}
 }
 
-// messages returns the texts of the sources, one a line, with … for the values in them. The
-// texts are the string literals of Go. Literals that + joins count as one text. If scripts
-// is set, the texts of worker scripts are included.
+// messages returns the string literals of the sources, one a line, with … for the values in
+// them. Literals joined by + are one text. With scripts, the texts of worker scripts are
+// included.
 func messages(t *testing.T, scripts bool) string {
 	t.Helper()
 	verb := regexp.MustCompile(`%(\[\d+\])?[-+# 0]*[\d*]*(\.[\d*]+)?[a-zA-Z]`)
@@ -489,8 +489,8 @@ func messages(t *testing.T, scripts bool) string {
 	return all.String()
 }
 
-// linked returns the folders of the packages that the program is made of. No user sees the
-// texts of the others.
+// linked returns the folders of the packages in the program. No user sees the texts of
+// other packages.
 func linked(t *testing.T) map[string]bool {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{.Dir}}", ".").Output()
@@ -502,8 +502,7 @@ func linked(t *testing.T) map[string]bool {
 	return dirs
 }
 
-// literal returns the text of an expression of string literals. It puts … in place of all
-// other parts.
+// literal returns the text of an expression of string literals, with … for all other parts.
 func literal(e ast.Expr) (text string, ok bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -536,7 +535,7 @@ func TestExamplesInHelpParse(t *testing.T) {
 	look := func(path, description string) {
 		for line := range strings.Lines(description) {
 			if example := strings.TrimSpace(line); strings.HasPrefix(line, "  ") && strings.HasPrefix(example, "multihost ") {
-				example, _, _ = strings.Cut(example, "   ") // what it does
+				example, _, _ = strings.Cut(example, "   ") // the explanation of the example
 				seen++
 				parseStep(t, &markdown{name: path + " --help"}, docStep{command: example})
 			}
@@ -549,8 +548,8 @@ func TestExamplesInHelpParse(t *testing.T) {
 	}
 }
 
-// TestExamplesFitTheirProgram looks at the words after train.py in the documents. It finds
-// those that the program of examples/train refuses.
+// TestExamplesFitTheirProgram finds words after train.py in the documents that the program
+// of examples/train refuses.
 func TestExamplesFitTheirProgram(t *testing.T) {
 	t.Parallel()
 	python := testkit.Need(t, "python3")
@@ -564,7 +563,7 @@ func TestExamplesFitTheirProgram(t *testing.T) {
 			words, err := shlex.Split(m[1])
 			testkit.Must(t, err)
 			seen++
-			// The program refuses an unknown word before it refuses any other wrong value.
+			// The program refuses unknown words before it refuses wrong values.
 			cmd := exec.CommandContext(t.Context(), python, slices.Concat([]string{"../../examples/train/train.py"}, words, []string{"--steps=0"})...)
 			if out, _ := cmd.CombinedOutput(); !strings.Contains(string(out), "must be at least 1") {
 				t.Errorf("%s: python3 train.py%s: %s", name, m[1], out)

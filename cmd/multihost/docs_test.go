@@ -41,8 +41,7 @@ func TestCLIDocumentIsUpToDate(t *testing.T) {
 	}
 }
 
-// TestEveryPromiseHasItsTest checks the tables of promises: each test and script that they
-// name exists.
+// TestEveryPromiseHasItsTest: each test and script that the tables of promises name exists.
 func TestEveryPromiseHasItsTest(t *testing.T) {
 	var tests strings.Builder
 	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -83,7 +82,6 @@ func TestEveryPromiseHasItsTest(t *testing.T) {
 	}
 }
 
-// TestEveryCommandHasAnExitStatusSection keeps help complete.
 func TestEveryCommandHasAnExitStatusSection(t *testing.T) {
 	cmdline.WalkShown(app(), func(path string, c *cli.Command) {
 		if len(c.Subcommands) == 0 && !strings.Contains(c.Description, "EXIT STATUS:") {
@@ -128,8 +126,8 @@ func flagTable(b *strings.Builder, flags []help.Flag) {
 	}
 }
 
-// TestEveryFlagNamesItsValue: the help of a flag that takes a value names the value, as
-// `--max-dials N`, not `--max-dials value`.
+// TestEveryFlagNamesItsValue: help names the value of a flag, as in `--max-dials N`, and
+// does not call it value.
 func TestEveryFlagNamesItsValue(t *testing.T) {
 	everyFlag(func(command string, f cli.Flag) {
 		help := f.(cli.DocGenerationFlag)
@@ -150,7 +148,7 @@ func TestManualPagesAreClean(t *testing.T) {
 	testkit.Must(t, err)
 	out, _ := exec.Command(mandoc, append([]string{"-T", "lint", "-W", "warning"}, pages...)...).Output()
 	for line := range strings.Lines(string(out)) {
-		// The date is missing because no build contains the day on which it was made.
+		// The date is missing because a build contains no date.
 		if !strings.Contains(line, "missing date") {
 			t.Error(line)
 		}

@@ -18,8 +18,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// doctorPatience limits how long doctor waits for a worker's first answer: doctor
-// examines the present state and does not wait for a boot.
+// doctorPatience limits how long doctor waits for the first answer of a worker. doctor does
+// not wait for a boot.
 const doctorPatience = 15 * time.Second
 
 func doctorCommand() *cli.Command {

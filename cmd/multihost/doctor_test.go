@@ -21,8 +21,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An ailment is a problem, what doctor says about it, and the repair that doctor says
-// to type.
+// An ailment is a problem, what doctor says about it, and the repair that doctor tells the
+// user to type.
 type ailment struct {
 	story string
 	plant func(t *testing.T, l *troubleLab)
@@ -31,12 +31,12 @@ type ailment struct {
 	check string
 	level doctor.Level
 	says  string // regular expression
-	cure  string // regular expression; "": there is none, and the fault is cleared
+	cure  string // regular expression; "" if doctor prints none: then the test clears the fault
 
 	status int                               // exit status of doctor before the cure
-	beyond bool                              // the cure is for real hardware or a person, so the test clears the fault in its place
-	then   []string                          // arguments of doctor after the cure; nil: args
-	cured  func(t *testing.T, l *troubleLab) // done in addition to the cure, because doctor only shows what to undo
+	beyond bool                              // the cure needs real hardware or a person, so the test clears the fault itself
+	then   []string                          // arguments of doctor after the cure; nil: the same as before
+	cured  func(t *testing.T, l *troubleLab) // done after the cure, because doctor only shows what to undo
 }
 
 // withFault plants a fault of the simulator.
@@ -60,7 +60,7 @@ func typing(lines ...string) func(*testing.T, *troubleLab) {
 	}
 }
 
-// type_ runs a command line of multihost or gcloud, which must succeed.
+// type_ runs a command line of multihost or gcloud. The command must succeed.
 func (l *troubleLab) type_(t *testing.T, line string) {
 	t.Helper()
 	if strings.HasPrefix(line, "gcloud ") {
@@ -75,7 +75,7 @@ func (l *troubleLab) type_(t *testing.T, line string) {
 	}
 }
 
-// calls sends a request to the simulator's API, which must succeed.
+// calls sends a request to the simulator's API. The request must succeed.
 func (l *troubleLab) calls(t *testing.T, method, path, body string) (answer []byte) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, l.server.URL()+path, strings.NewReader(body))
@@ -90,8 +90,8 @@ func (l *troubleLab) calls(t *testing.T, method, path, body string) (answer []by
 	return text
 }
 
-// reads returns one value of the object that the simulator's API has at path. It returns
-// nil if there is none.
+// reads returns one value of the object at path in the simulator's API, or nil if there is
+// none.
 func (l *troubleLab) reads(t *testing.T, path, object, name string) any {
 	t.Helper()
 	var all map[string]json.RawMessage
@@ -175,8 +175,8 @@ func (l *troubleLab) treat(t *testing.T, a ailment) {
 // twoSmallSlices have a worker each.
 var twoSmallSlices = sim.SliceSpec{Name: "t", Count: 2, Type: "v4-8"}
 
-// The command that doctor prints cures everything that doctor finds. The test plants the
-// faults one after the other, in a healthy cloud and on healthy workers.
+// The command that doctor prints cures everything that doctor finds. The test plants one
+// fault after the other in a healthy cloud and on healthy workers.
 func TestDoctorsCuresCure(t *testing.T) {
 	testkit.OnlyInAll(t, "the story doctor and the tests of package doctor")
 	besideOthers(t)
@@ -251,7 +251,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 		story: "a network has no subnetwork where the slices are", args: []string{"--network=bare"}, status: 69,
 		plant: func(t *testing.T, l *troubleLab) {
 			typing("multihost network create bare --subnet-mode=custom", "multihost network firewall create bare-all --network=bare --allow=tcp,udp,icmp --source-ranges=10.0.0.0/8")(t, l)
-			// A range that is in use in the network cannot be used again.
+			// The network uses this range already, so that no other subnetwork can.
 			l.calls(t, "POST", "/compute/v1/projects/multihost-sim/regions/us-east5/subnetworks", `{"name": "far", "network": "global/networks/bare", "ipCidrRange": "10.0.0.0/20"}`)
 		},
 		check: doctor.CheckWorkerRules, level: doctor.Error, says: "network bare has no subnetwork in us-central2",
@@ -286,10 +286,10 @@ func TestDoctorsCuresCure(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				_ = holder.Wait() // a signal has ended it
+				_ = holder.Wait() // a signal has ended the process
 			}()
 			t.Cleanup(func() {
-				_ = holder.Process.Kill() // in case the repair did not work
+				_ = holder.Process.Kill() // if the repair did not work
 				<-ended
 			})
 		},
@@ -328,7 +328,7 @@ func TestDoctorsCuresCure(t *testing.T) {
 }
 
 // onlyTheProjectHasTheKey leaves the key only in the metadata of the project. Slice t-1
-// does not accept the project's keys.
+// does not accept keys of the project.
 func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 	key, err := os.ReadFile(l.env["MULTIHOST_FLAG_IDENTITY_FILE"] + ".pub")
 	testkit.Must(t, err)
@@ -344,8 +344,8 @@ func onlyTheProjectHasTheKey(t *testing.T, l *troubleLab) {
 	})
 }
 
-// anotherJAX gives the workers different versions of jax, as pip would install them. It
-// gives pip a directory that has only the newer one.
+// anotherJAX gives the workers different versions of jax, as pip would install them. For
+// the cure, pip gets a directory that has only the newer version.
 func anotherJAX(t *testing.T, l *troubleLab) {
 	const about = "jax-0.6.0.dist-info/"
 	file, err := os.Create(filepath.Join(l.dir, "jax-0.6.0-py3-none-any.whl"))
@@ -381,7 +381,6 @@ printf '%s,,\n' jax/__init__.py "jax-$1.dist-info/METADATA" "jax-$1.dist-info/RE
 
 func slicesContain[T any](all []T, like func(T) bool) bool { return slices.ContainsFunc(all, like) }
 
-// Doctor examines without changing anything anywhere.
 func TestDoctorChangesNothing(t *testing.T) {
 	besideOthers(t)
 	l := newTroubleLab(t, "process", 1)
@@ -399,7 +398,7 @@ func TestDoctorChangesNothing(t *testing.T) {
 		t.Error("it made a key")
 	}
 
-	// Workers that accept the key, but have never been reached from here.
+	// The workers accept the key, but this machine has never reached them.
 	l.type_(t, "multihost doctor --fix --tpu-prefix=t")
 	homes, err := filepath.Glob(filepath.Join(l.dir, "sim/workers/*/home/*"))
 	if err != nil || len(homes) == 0 {
@@ -440,7 +439,6 @@ func TestDoctorWithoutAProject(t *testing.T) {
 	}
 }
 
-// This test uses a real kernel: some packets do not fit, and others are dropped.
 func TestDoctorOnRealNetworks(t *testing.T) {
 	besideOthers(t)
 	if testkit.RaceDetector {
@@ -473,8 +471,8 @@ func TestDoctorOnRealNetworks(t *testing.T) {
 		story: "an interface has smaller packets than its network", plant: onWorker("s1w0", `ip link set dev $d mtu 1400`), args: args, status: 76,
 		check: doctor.CheckPacket, level: doctor.Error, says: "^s1w0 .* has mtu 1400, its network 8896", cure: `multihost exec --tpu-prefix=t --workers=s1w0 --sudo -- ip link set dev \S+ mtu 8896`,
 	}, {
-		// A routing rule that precedes the machine's rule for its own addresses drops the
-		// same packets as a packet filter would. Not every kernel has a packet filter.
+		// A routing rule before the machine's rule for its own addresses drops the same
+		// packets as a packet filter would. Not every kernel has a packet filter.
 		story: "a worker drops what is for the coordinator", args: args, status: 69, cured: onWorker("s0w0", "ip rule del pref 1"),
 		plant: onWorker("s0w0", `ip rule add pref 5 lookup local; ip rule add pref 1 iif $d ipproto tcp dport 8482 blackhole; ip rule del pref 0`),
 		check: doctor.CheckPorts, level: doctor.Error, says: `^s1w0 packets to tcp:8482 of s0w0 are dropped`, cure: `multihost exec --tpu-prefix=t --workers=s0w0 --sudo -- bash -c .*ip rule.*`,

@@ -24,8 +24,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A rehearsal is a user with a simulator. Commands run there first with --dry-run and then
-// for real.
+// A rehearsal is a user with a simulator. Commands run there first with --dry-run, then for
+// real.
 type rehearsal struct {
 	*testing.T
 	dir    string
@@ -44,7 +44,7 @@ func newRehearsal(t *testing.T, cfg sim.Config) *rehearsal {
 	t.Cleanup(func() { server.Close() })
 	r := &rehearsal{t, dir, server, server.Env()}
 	r.env["HOME"], r.env["USER"], r.env["TOKEN"] = filepath.Join(dir, "home"), "ann", "hunter2-dry-run"
-	r.env["MULTIHOST_FLAG_SKEW"] = "off" // comparing versions would start a Python interpreter on each worker
+	r.env["MULTIHOST_FLAG_SKEW"] = "off" // comparing versions would start Python on each worker
 	r.write("home/.keep", "")
 	return r
 }
@@ -56,8 +56,8 @@ func (r *rehearsal) write(name, text string) {
 	testkit.Must(r, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// do runs a command and returns its status and what it shows. In args, $DIR is the
-// directory of the rehearsal.
+// do runs a command. It returns the status and the output. In args, $DIR is the directory
+// of the rehearsal.
 func (r *rehearsal) do(args ...string) (status int, stdout, stderr string) {
 	r.Helper()
 	var out, errs bytes.Buffer
@@ -99,12 +99,12 @@ func (r *rehearsal) plan(args ...string) plan.Plan {
 }
 
 // state returns everything that a command could change: the files of the user and of the
-// workers, with their content, mode and times, and all resources of the cloud.
+// workers, with content, mode and times, and all resources of the cloud.
 func (r *rehearsal) state() map[string]string {
 	r.Helper()
 	all := map[string]string{}
 	err := filepath.WalkDir(r.dir, func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // it has gone meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // the file has gone meanwhile
 			return nil
 		}
 		if err != nil {
@@ -137,8 +137,8 @@ func (r *rehearsal) state() map[string]string {
 	return all
 }
 
-// settled returns the state once it no longer changes. A worker takes some time to clean up
-// at the end of a connection.
+// settled returns the state once it no longer changes. Workers take some time to clean up
+// after a connection.
 func (r *rehearsal) settled() (now map[string]string) {
 	r.Helper()
 	now = r.state()
@@ -151,8 +151,8 @@ func (r *rehearsal) settled() (now map[string]string) {
 	return now
 }
 
-// onlyReads fails the test if, after its first since requests, the API has received
-// anything but reads.
+// onlyReads fails the test if the API has received anything but reads after the first since
+// requests.
 func (r *rehearsal) onlyReads(since int) {
 	r.Helper()
 	asked := r.server.Requests()[since:]
@@ -181,7 +181,7 @@ func (r *rehearsal) variables(path string) map[string]string {
 
 var ofThisRun = regexp.MustCompile(`[0-9a-f]{64}|127\.\d+\.\d+\.\d+(:\d+)?|"(startup-script|multihost-lease)": "(\\.|[^"\\])*"|ssh-ed25519 [A-Za-z0-9+/=]+|\([0-9.]+ k?B; `)
 
-// normal returns a text without the parts that differ from one rehearsal to the next.
+// normal removes from a text what differs from one rehearsal to the next.
 func (r *rehearsal) normal(text string) string {
 	text = strings.ReplaceAll(text, r.dir, "$DIR")
 	return ofThisRun.ReplaceAllStringFunc(text, func(found string) string {
@@ -224,10 +224,10 @@ func (r *rehearsal) goldenJSON(name string, p plan.Plan) {
 	r.golden(name, string(text)+"\n")
 }
 
-// TestADryRunChangesNothingAndIsWhatIsDone tries every command that has --dry-run. The
-// cloud has slices that have been used before. Afterwards no file here or on a worker and
-// nothing in the cloud is different. The API got only requests that read. Then the same
-// commands run for real, and do what the plans say.
+// TestADryRunChangesNothingAndIsWhatIsDone tries every command that has --dry-run on slices
+// that have been used before. The dry runs must change no file here or on a worker, and
+// nothing in the cloud, and send only reads to the API. Then the same commands run for
+// real, and must do what the plans say.
 func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	testkit.OnlyInAll(t, "the dry runs in the stories")
 	besideOthers(t)
@@ -236,7 +236,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		r.write("src/"+name, text)
 	}
 
-	// Without a key the dry run cannot ask the workers. It does not make a key.
+	// A dry run without a key cannot ask the workers. It makes no key.
 	before, since := r.settled(), len(r.server.Requests())
 	first := r.plan("run", "--tpu-prefix=t", "--script-dir=$DIR/src", "--run-name=train", "--state-dir=$DIR/state", "--command=true")
 	if first.Asked || first.Login.Key != "" || !strings.Contains(first.Why, "key") {
@@ -254,7 +254,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 	r.unchanged(before, since)
 
-	r.must(0, append(slices.Clone(run), "--preflight=off")...) // the key is known now, and the files of a first attempt are there
+	r.must(0, append(slices.Clone(run), "--preflight=off")...) // now there is a key, and the files of a first attempt
 	r.write("src/train.py", "print(3)\n")
 	testkit.Must(t, os.Remove(filepath.Join(r.dir, "src/old.py")))
 	r.must(0, append([]string{"qr", "create", "foreign", "--tpu-type=v4-8", "--spot"}, base[1:]...)...)
@@ -300,7 +300,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		}
 	}
 
-	// The dry run fails with the error of the command.
+	// The dry run fails with the same error as the command.
 	wrong := [][]string{
 		append([]string{"run", "--tpu-prefix=none", "--command=true"}, base...),
 		append([]string{"run", "--tpu-prefix=t", "--command=true", "--log-dir=$DIR/state/runs/train"}, base...),
@@ -339,7 +339,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 		}
 	}
 
-	// An active run blocks the start, unless --replace is to stop that run.
+	// An active run blocks the start unless --replace stops that run.
 	r.must(0, append([]string{"run", "--tpu-prefix=t", "--run-name=living", "--detach", "--command=exec sleep 1000"}, base...)...)
 	before, since = r.settled(), len(r.server.Requests())
 	status, _, stderr := r.do(append(slices.Clone(run), "--dry-run")...)
@@ -377,7 +377,7 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	}
 	r.must(0, "qr", "delete", "alone", "--force", "--state-dir=$DIR/state")
 
-	// A job takes over its command if that still runs.
+	// A job takes over its command if the command still runs.
 	left := append([]string{"job", "--tpu-type=v4-8", "--run-name=left", "--secret-env=TOKEN", "--command=exec sleep 1000 # " + r.env["TOKEN"]}, base...)
 	r.must(0, append(slices.Clone(left), "--detach")...)
 	testkit.Eventually(t, "the watch of its lease", func() bool {
@@ -400,7 +400,6 @@ func TestADryRunChangesNothingAndIsWhatIsDone(t *testing.T) {
 	r.must(0, "qr", "delete", "left", "--force", "--state-dir=$DIR/state")
 }
 
-// errorLine returns the error that a command printed.
 func errorLine(stderr string) string {
 	for line := range strings.Lines(stderr) {
 		if strings.HasPrefix(line, "multihost: error: ") {
@@ -420,8 +419,8 @@ func awaitActive(t *testing.T, r *rehearsal, id string) {
 	t.Fatalf("queued resource %s is never ACTIVE", id)
 }
 
-// unchanged fails the test if anything has changed. It ignores names that contain a word of
-// but, because an active run writes too.
+// unchanged fails the test if anything has changed. It ignores names that contain one of
+// the words in but, because an active run writes, too.
 func (r *rehearsal) unchanged(before map[string]string, since int, but ...string) {
 	r.Helper()
 	after := r.settled()
@@ -436,8 +435,8 @@ func (r *rehearsal) unchanged(before map[string]string, since int, but ...string
 	r.onlyReads(since)
 }
 
-// carriedOut fails the test unless a run matches its plan: the environment of the command
-// on every worker, its logs, and its files.
+// carriedOut fails the test unless a run matches its plan: the command's environment on
+// every worker, its logs, and its files.
 func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 	r.Helper()
 	if len(p.Workers) != workers || len(p.Logs.Files) != workers {
@@ -472,7 +471,7 @@ func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 		}
 		digest, err := os.ReadFile(filepath.Join(got["HOME"], ".multihost/sync", p.Run, "digest"))
 		if os.IsNotExist(err) && p.Resource != nil {
-			continue // the slice is gone
+			continue // the slice has gone
 		}
 		testkit.Must(r, err)
 		if sent, _, _ := strings.Cut(string(digest), " "); sent != p.Files.Digest { // after the digest, the line names the run
@@ -481,11 +480,11 @@ func (r *rehearsal) carriedOut(p plan.Plan, workers int) {
 	}
 }
 
-// nameOfStart matches a value in the metadata of a job without runner. The value is made at
-// the start.
+// nameOfStart matches a value in the metadata of a job without runner. Each start makes a
+// new value.
 var nameOfStart = regexp.MustCompile(`claim=[a-z0-9-]+`)
 
-// momentOfStart matches the time of the request, which differs between runs.
+// momentOfStart matches the time of the request.
 var momentOfStart = regexp.MustCompile(`(asked|requested)=[0-9]+`)
 
 // requested fails the test unless the request was the planned one.

@@ -13,8 +13,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// Exit statuses of multihost's own failures, after BSD's sysexits. The exit status of the
-// user's command becomes that of multihost, unchanged.
+// Exit statuses of multihost's own failures, after BSD's sysexits. If the user's command
+// fails, multihost ends with its exit status, unchanged.
 const (
 	exitOK          = 0
 	exitUsage       = 64
@@ -58,7 +58,7 @@ func asUsage(err error) error { return &usageError{Err: err} }
 // configError reports a setting that is missing or malformed.
 type configError = cmdline.ConfigError
 
-// statusError carries an exit status. The user has already seen the reason.
+// statusError only carries an exit status: the user already knows the reason.
 type statusError struct{ code int }
 
 func (e *statusError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
@@ -77,7 +77,7 @@ var statuses = map[fault.Kind]int{
 	fault.Interrupted:   exitInterrupt,
 }
 
-// exitCode maps an error to the status the process ends with.
+// exitCode returns the exit status for an error.
 func exitCode(err error) int {
 	var (
 		status    *statusError
@@ -98,12 +98,12 @@ func exitCode(err error) int {
 	return statuses[gcp.FaultOf(err)]
 }
 
-// hintOf returns what the user should type next, or "". It takes the hints of the error.
-// Without any, it takes what belongs to the class of an API's error.
+// hintOf returns what the user should type next, or "". It returns the hints of the error.
+// If the error has none, it returns the hint for the class of the API's error.
 func hintOf(err error) string {
 	lines := fault.Hints(err)
 	var connect *remote.ConnectError
-	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error of something other than the API
+	isConnection := errors.As(err, &connect) || errors.Is(err, remote.ErrConnectionLost) // a network error that does not come from the API
 	if len(lines) == 0 && !isConnection && gcp.ClassOf(err) != gcp.Unknown {
 		return strings.TrimSpace(gcp.Hint(err))
 	}

@@ -13,10 +13,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestTroubleOfOursKillsNoCommand cuts the connections to three of four workers. One of the
-// three cannot start a process for its login, one has start-up files that exit, and one has
-// cut off a part of its own log. The command is not affected and ends by itself on every
-// worker. multihost reports what it tried again, and why.
+// TestTroubleOfOursKillsNoCommand cuts the connections to three of four workers. On one of
+// the three, the login cannot start a process. On another, the start-up files exit. On the
+// third, the log is cut off. The command must run on and end by itself on every worker.
+// multihost must report what it tried again, and why.
 func TestTroubleOfOursKillsNoCommand(t *testing.T) {
 	besideOthers(t)
 	if testkit.RaceDetector {

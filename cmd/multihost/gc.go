@@ -14,7 +14,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// pricesHelp says what the column PER HOUR of a table is.
+// pricesHelp explains the column PER HOUR of a table.
 const pricesHelp = `PER HOUR is the list price an hour of the slices that exist, before discounts;
 "unknown" if the price list has no price for their zone and tier. Prices are
 ` + tpu.PriceSource + `.`
@@ -91,9 +91,10 @@ that resource again. It never deletes what multihost did not make.
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt)
 }
 
-// warnOfLeftovers looks for what earlier runs of the user have left. It does so while a
-// command that makes or uses slices does its work. The look starts when the command's input
-// has been checked. wait ends it. A simulator started for this command has no leftovers.
+// warnOfLeftovers looks for what earlier runs of the user have left, while a command that
+// makes or uses slices does its work. The look starts when the command's input has been
+// checked. The caller ends it with wait. A simulator started for this command has no
+// leftovers.
 func warnOfLeftovers(s *session, c *call, d *deps, except string) (wait func()) {
 	ended := func() {}
 	if s.queue == nil || s.sim != nil {

@@ -15,11 +15,11 @@ import (
 	"multihost/internal/options"
 )
 
-// manyFlags is how many flags a command may have in one section of its help.
+// manyFlags is how many flags a section of a command's help may have.
 const manyFlags = 15
 
-// TestEveryFlagHasAGroup: if a command has many flags, each of them stands in one group of
-// its help. The groups name nothing else.
+// TestEveryFlagHasAGroup: if a command has many flags, each flag is in one group of the
+// help, and the groups name nothing else.
 func TestEveryFlagHasAGroup(t *testing.T) {
 	t.Parallel()
 	commands := silent(nil).commands()
@@ -108,13 +108,13 @@ func everyPage(visit func(path []string, level cmdline.HelpLevel, page help.Page
 
 var (
 	continued = regexp.MustCompile(` \\\n *`)
-	// beside matches a line with a flag and its text. hanging matches the further lines of
-	// a text.
+	// beside matches a line with a flag and the beginning of its text. hanging matches the
+	// further lines of the text.
 	beside  = regexp.MustCompile(`^(  -.*?  +)\S`)
 	hanging = regexp.MustCompile(`^( +)\S`)
 )
 
-// TestHelpFitsTheTerminal: no line of any help is wider than its terminal, and no word is
+// TestHelpFitsTheTerminal: no line of help is wider than the terminal, and no word is
 // broken or lost. At 80 columns the text of a flag has 45 columns.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	t.Parallel()
@@ -163,8 +163,8 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 
 var upperCase = regexp.MustCompile(`--[A-Z]`)
 
-// TestFullHelpHasAllNames: the full help shows each flag under each of its names. The short
-// help shows fewer flags. It shows names in upper case only in sentences.
+// TestFullHelpHasAllNames: the full help shows each flag under all its names. The short
+// help shows fewer flags, and names in upper case only in sentences.
 func TestFullHelpHasAllNames(t *testing.T) {
 	t.Parallel()
 	commands := silent(nil).commands()
@@ -277,8 +277,8 @@ func TestHelpIsAskedForAnywhere(t *testing.T) {
 	}
 }
 
-// TestHelpWithoutATerminal: without a terminal, help has 80 columns, or as many as COLUMNS
-// says.
+// TestHelpWithoutATerminal: without a terminal, help has as many columns as COLUMNS says,
+// or 80.
 func TestHelpWithoutATerminal(t *testing.T) {
 	for columns, want := range map[string]int{"": 80, "x": 80, "72": 72, "20": help.Narrowest} {
 		_, out, _ := helpOf(columns, "run", "--help=all")

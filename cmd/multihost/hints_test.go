@@ -14,8 +14,8 @@ import (
 // prose are the verbs that follow the program's name in a sentence.
 var prose = []string{"asks", "knows", "makes", "sets"}
 
-// foreign are flags of other programs that texts mention without the program's name,
-// and --help.
+// foreign are --help and flags of other programs. Texts mention them without the program's
+// name.
 var foreign = []string{"going", "help", "member", "no-archive"}
 
 var (
@@ -24,8 +24,6 @@ var (
 	otherProgram = regexp.MustCompile(`(?:^|[^-\w])(gcloud|kubectl|sudo|git|ssh|docker|podman|crictl|journalctl|dmesg|df|tar|chsh|python3?|pip|install|ps|prlimit|unshare|find|setsid|bash|perl|nvidia-smi|flock)\b[^;]*`)
 )
 
-// Every command and every flag that a text of the program names exists. So a user can type
-// what a hint says.
 func TestHintsNameOnlyWhatExists(t *testing.T) {
 	commands, flags := map[string]*cli.Command{}, map[string]bool{}
 	add := func(all []cli.Flag) {
@@ -71,7 +69,7 @@ func TestHintsNameOnlyWhatExists(t *testing.T) {
 			}
 		}
 		if !strings.Contains(line, " ") {
-			continue // a word that belongs to another program
+			continue // a word of another program
 		}
 		for _, f := range namedFlag.FindAllStringSubmatch(otherProgram.ReplaceAllString(line, ""), -1) {
 			if named++; !flags[f[1]] && !slices.Contains(foreign, f[1]) {

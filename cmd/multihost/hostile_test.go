@@ -26,24 +26,24 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A villain is a machine that somebody else has taken over. It is an SSH server that lets
-// the runner in and answers each operation as it likes. Without a lie it answers like a
-// worker on which a run prints "hello" and ends with 0.
+// A villain is a worker that somebody else has taken over: an SSH server that lets the
+// runner in and answers each operation as it likes. Without a lie, the villain answers like
+// a worker on which a run prints "hello" and ends with 0.
 type villain struct {
 	listener net.Listener
 	signer   ssh.Signer
 	done     sync.WaitGroup
 
 	mu     sync.Mutex
-	op     string // the operation about which it lies; "" is none
+	op     string // the operation that it lies about; "" is none
 	lie    lie
-	asked  map[string]int // operations that came
+	asked  map[string]int // number of requests, by operation
 	served map[net.Conn]bool
-	code   string // digest of the code that was to be synced last
+	code   string // digest of the code in the newest sync
 }
 
-// A lie turns the honest answer to an operation into a false one. With endless the worker
-// repeats it for ever. With hangUp the worker then cuts the connection.
+// A lie turns the honest answer to an operation into a false one. With endless, the villain
+// repeats the answer for ever. With hangUp, it cuts the connection afterwards.
 type lie struct {
 	name    string
 	tell    func(nonce, honest string) string
@@ -55,8 +55,8 @@ const escapes = "\x1b]0;pwned\x07\x1b[2J\u009b31m\u202egnp\x7f\x00\xff"
 
 var numbers = regexp.MustCompile(`\b[0-9]+\b`)
 
-// records are the lines that a worker can put into any answer, with the worst text in each
-// field.
+// records returns every line that a worker can put into an answer, with the worst text in
+// each field.
 func records(nonce, text string) string {
 	return strings.ReplaceAll(strings.NewReplacer("N ", nonce+" ", "T", text).Replace(
 		"N run T 1\nN dir T\nN phase exited\nN supervisor T T T\nN started T T\nN exit reason T\nN exit signal T\nN exit code T\n"+
@@ -239,13 +239,13 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 				}
 				got.Write(buf[:n])
 			}
-			op = "order" // order reads an answer, too
+			op = "order" // the program of order also reads an answer
 			l, lying = v.begin(op)
 			ok = answer(ch, fmt.Sprintf("N started 4711 %d\n", now))
 		}
 	case "follow":
 		log := "hello\n"
-		if len(args) > 2 && args[2] != "0" { // the rest of the log, from an offset
+		if len(args) > 2 && args[2] != "0" { // from an offset, only the rest of the log
 			log = ""
 		}
 		ok = answer(ch, "N stream 6\n"+log) && answer(ch.Stderr(), ended+"N end\n")
@@ -265,8 +265,8 @@ func (v *villain) exec(c net.Conn, ch ssh.Channel, line string) {
 	}
 }
 
-// sumOfHello is the SHA-256 of "hello\n". This text is also the content of the only file
-// that is shipped.
+// sumOfHello is the SHA-256 of "hello\n". This text is the log, and also the content of the
+// only file that the test syncs.
 const sumOfHello = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
 
 func operation(line string) (op, nonce string, args []string) {
@@ -288,11 +288,10 @@ func operation(line string) (op, nonce string, args []string) {
 	return "?", "", nil
 }
 
-// Nobody trusts a worker with the runner's machine: it may answer anything to any operation
-// of any command. The command still ends soon, and its memory stays bounded. It writes
-// nothing outside of the run's directory and sends nothing harmful to the terminal. make
-// test tries a third of the lies about each operation. The third differs from operation to
-// operation.
+// A worker may answer anything to any operation of any command. The command must still end
+// soon, with bounded memory. It must write nothing outside of the run's directory and send
+// nothing harmful to the terminal. make test tries a third of the lies, a different third
+// for each operation.
 func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	v := startVillain(t)
 	dir := t.TempDir()
@@ -326,7 +325,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 	}
 	run := []string{"run", "--run-name=victim", "--script-dir=" + code, "--preflight=off", "--numa=off", "--stream=all", "--lost-timeout=1s", "--command=echo hello"}
 
-	// The commands accept the villain's answers when it does not lie. Otherwise the rest of
+	// Without a lie, the commands must accept the villain's answers. Otherwise the rest of
 	// this test would test nothing.
 	v.set("", lie{})
 	if status, out, errs := invoke(run...); status != 0 || !strings.Contains(out, "hello") {
@@ -360,7 +359,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 		for _, op := range command.ops {
 			for _, l := range lies() {
 				if op == "follow" && (l.endless || l.hangUp && command.args[0] == "logs") {
-					continue // a log without end is legal, and multihost makes lost connections again
+					continue // a log without end is legal, and multihost reconnects after each cut
 				}
 				if told++; told%3 != 0 && !testkit.All(t) {
 					continue
@@ -394,7 +393,7 @@ func TestAHostileWorkerHarmsNobody(t *testing.T) {
 					}
 					most := 1 << 20
 					if command.args[0] == "exec" {
-						most = 16 << 20 // 4 MiB of output, as JSON
+						most = 16 << 20 // limit in bytes: 4 MiB of output, as JSON
 					}
 					if len(text) > most {
 						t.Errorf("%s: %d bytes on %s", story, len(text), name)
@@ -437,15 +436,15 @@ func (s *standardStream) String() string {
 	return s.text.String()
 }
 
-// acts reports what acts on a terminal.
+// acts reports whether a terminal acts on r.
 func acts(r rune) bool {
 	return r != '\n' && r != '\t' && (r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069)
 }
 
 var ourFiles = regexp.MustCompile(`^(\.|code(/hello)?|home(/\.ssh(/google_compute_engine(\.pub)?)?)?|state(/known_hosts(\.lock)?|/hashes(/[0-9a-f]+\.(manifest|hashes))?|/runs(/victim(/run\.json|/events\.jsonl|/present|/attempt-\d+(/output_slice_0000_worker_0000\.txt|/\.arrivals_slice_0000_worker_0000)?|/output_slice_0000_worker_0000\.txt|/\.arrivals_slice_0000_worker_0000)?)?)?)$`)
 
-// onlyOurFiles fails the test if dir has files that no run keeps, or that others can
-// read.
+// onlyOurFiles fails the test if dir has files that belong to no run, or that other users
+// can read.
 func onlyOurFiles(t *testing.T, story, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

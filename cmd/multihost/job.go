@@ -82,7 +82,7 @@ need.`,
 				s.view.Emit(event.Note{Level: event.Info, Text: why})
 			}
 			o.Request.Metadata = access.WithKey(o.Request.Metadata, d.Access.Login, publicKey(d.Access))
-			d.Bucket, d.BucketDir = "", "" // the flags name the bucket for this job, not the bucket of an existing one
+			d.Bucket, d.BucketDir = "", "" // the flags name the bucket of this job; d.Bucket is for existing jobs
 			if runnerless {
 				defer warnOfLeftovers(s, c, d, o.Request.ID)()
 				if s.dryRun {

@@ -27,12 +27,12 @@ func everyFlag(visit func(command string, f cli.Flag)) {
 	})
 }
 
-// TestFilesKnowWhatEachFlagIs checks that the tables of options.Rules are complete. Each
-// flag that names a local file, runs a program or names an address is in the right table.
+// TestFilesKnowWhatEachFlagIs: each flag that names a local file, runs a program or names
+// an address is in the right table of options.Rules.
 func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	kinds := map[string]config.Kind{}
 	placeholder := regexp.MustCompile("`([^`]*)`")
-	elsewhere := []string{"bucket-dir"} // in the bucket
+	elsewhere := []string{"bucket-dir"} // names a directory in the bucket
 	everyFlag(func(command string, f cli.Flag) {
 		name := f.Names()[0]
 		kinds[name] = cmdline.KindOf(f)
@@ -64,10 +64,9 @@ func TestFilesKnowWhatEachFlagIs(t *testing.T) {
 	}
 }
 
-// TestAProjectFileHasNoReachBeyondItsDirectory: a directory of somebody else may have a
-// project file. In this file, each of these flags would open a network, end the runs of
-// others, delete something, or choose an identity. The user would type a command that seems
-// to do none of this.
+// TestAProjectFileHasNoReachBeyondItsDirectory: a project file may come from somebody else.
+// Each of these flags in it would open a network, end the runs of others, delete something,
+// or choose an identity, although the user types a command that seems to do none of this.
 func TestAProjectFileHasNoReachBeyondItsDirectory(t *testing.T) {
 	dir := t.TempDir()
 	commands := rules(process{}).FileCommands(app())
@@ -92,8 +91,8 @@ func keys(m map[string]string) (all []string) {
 	return all
 }
 
-// TestAlternativesGiveWay: a value from a file does not count if the user typed a flag
-// that excludes it.
+// TestAlternativesGiveWay: a value from a file does not count if the user types a flag that
+// excludes it.
 func TestAlternativesGiveWay(t *testing.T) {
 	env := map[string]string{
 		"MULTIHOST_FLAG_COMMAND": "true", "MULTIHOST_FLAG_TPU_PREFIX": "t", "MULTIHOST_FLAG_FLEX_START": "true",

@@ -6,9 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallDisk returns the path of a small, empty file system. Only this process sees it, and
-// it disappears with the process. smallDisk returns "" if this process lacks the rights for
-// it.
+// smallDisk returns the path of a small, empty file system that only this process sees and
+// that ends with it. It returns "" if this process lacks the rights.
 func (w *lifeWorld) smallDisk() string {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// on returns the newest worker of place n, see lifeDeed. It returns nil if there is none.
+// on returns the newest worker in place n (see lifeDeed), or nil if there is none.
 func (w *lifeWorld) on(n int) *lifeVM {
 	for _, vm := range w.vms() {
 		if vm.place() == fmt.Sprintf("m-%d.%d", n%lifeSlices, n/lifeSlices) {
@@ -24,7 +24,7 @@ func (w *lifeWorld) on(n int) *lifeVM {
 	return nil
 }
 
-// later does something after a time, unless the story ends before.
+// later calls do after the time d, unless the story ends before.
 func (w *lifeWorld) later(d time.Duration, do func()) {
 	w.back.Go(func() {
 		select {
@@ -35,8 +35,7 @@ func (w *lifeWorld) later(d time.Duration, do func()) {
 	})
 }
 
-// awayFor makes a worker unreachable for a time. The worker's own calls of the API still
-// arrive.
+// awayFor makes a worker unreachable for a time. The worker itself can still call the API.
 func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	if w.real != nil {
 		w.real.awayFor(n, how, d)
@@ -61,15 +60,14 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 // nobodyAnswers is the deed that makes every worker unreachable for everybody.
 const nobodyAnswers = "no answer from any worker"
 
-// allAwayFor makes all workers unreachable for everybody for the time d.
 func (w *lifeWorld) allAwayFor(d time.Duration) {
 	for n := range lifeSlices * w.story.perSlice() {
 		w.awayFor(n, "hang", d)
 	}
 }
 
-// A worker is away for the time d. Once it has been away for limit, a command may count it
-// as lost. If d is that long, lossIn notes that moment.
+// lossIn is for a worker that is away for the time d. Once the worker has been away for
+// limit, a command may count it as lost. If d is that long, lossIn notes that moment.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {
 	if d >= limit {
 		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })
@@ -114,19 +112,19 @@ func (w *lifeWorld) hit(text string, d lifeDeed) error {
 	return err
 }
 
-// runEnds makes the maximum run duration of a slice expire.
+// runEnds lets the maximum run duration of a slice expire.
 func (w *lifeWorld) runEnds(d lifeDeed) {
 	if w.hit("group-run-ends group=m-%d", d) == nil {
 		w.note(lifeFact{kind: factExpired})
 	}
 }
 
-// groupGoes makes a person delete a slice.
+// groupGoes deletes a slice, as a person would.
 func (w *lifeWorld) groupGoes(d lifeDeed) {
 	w.deletedBy(byPerson, http.MethodDelete, fmt.Sprintf("%sinstanceGroupManagers/m-%d", inZone, d.worker%lifeSlices))
 }
 
-// vmGoes makes a person delete a VM.
+// vmGoes deletes a VM, as a person would.
 func (w *lifeWorld) vmGoes(d lifeDeed) {
 	if vm := w.on(d.worker); vm != nil {
 		w.deletedBy(byPerson, http.MethodDelete, inZone+"instances/"+vm.spec.Name)
@@ -144,10 +142,10 @@ func (w *lifeWorld) rotate(n int) {
 	vm.key = w.keys[(at+len(w.keys)/2)%len(w.keys)]
 	vm.mu.Unlock()
 	vm.cut("", false)
-	w.lossIn(lifeLost, lifeLost) // until somebody accepts the key, multihost takes the worker for another machine
+	w.lossIn(lifeLost, lifeLost) // until somebody accepts the new key, multihost takes the worker for another machine
 }
 
-// fails makes the command on a worker end as if it had failed.
+// fails ends the command on a worker as if the command had failed.
 func (w *lifeWorld) fails(n int) {
 	if w.real != nil {
 		w.real.fails(n)
@@ -194,8 +192,8 @@ func (w *lifeWorld) slowFor(d time.Duration) {
 	w.slow = time.Now().Add(d)
 }
 
-// fullDisk is the deed that fills the disk of a machine. In stories with this deed,
-// commands print much and machines have disks of their own.
+// fullDisk is the deed that fills the disk of a machine. In stories with it, commands print
+// much, and each machine has a disk of its own.
 const fullDisk = "the disk is full"
 
 // fillFor fills the disk of a machine for a time.
@@ -211,7 +209,7 @@ func (w *lifeWorld) fillFor(machine int, d time.Duration) {
 	w.later(d, func() { set(false) })
 }
 
-// fill takes all free space on the machine's disk, or gives it back. The caller holds m.mu.
+// fill takes all free space on the machine's disk, or frees it. The caller holds m.mu.
 func (m *lifeMachine) fill(full bool) {
 	if m.disk == "" {
 		return
@@ -223,7 +221,7 @@ func (m *lifeMachine) fill(full bool) {
 	}
 	file, err := os.Create(name)
 	if err != nil {
-		return // it is full already
+		return // the disk is full already
 	}
 	defer file.Close()
 	for page := make([]byte, 64<<10); len(page) > 0; {

@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// TestLifeStoriesFound plays the stories that once broke a rule. It also plays some that
-// chance seldom draws. In addition to the rules, it checks how every command ends.
+// TestLifeStoriesFound plays stories that once broke a rule, and some that chance seldom
+// draws. It checks the rules, and also how every command ends.
 func TestLifeStoriesFound(t *testing.T) {
 	kit := newLifeKit(t)
 	const laptop, desk = 0, 1
 	const partLog = 74
-	const soon = 4*lifeStep + 100*time.Millisecond // the slices have just become ready; a waiting command notices it some seconds later
+	const soon = 4*lifeStep + 100*time.Millisecond // the slices are just ready; a waiting command notices that some seconds later
 	deed := func(what string, machine int, then time.Duration) lifeDeed {
 		return lifeDeed{what: what, machine: machine, then: then}
 	}
 	for i, tt := range []struct {
 		name  string
 		story lifeStory
-		want  []map[string]int // the right exit statuses; there are several if chance decides which worker fails first
-		by    time.Duration    // when the last command must have ended; 0: at any time
+		want  []map[string]int // the right exit statuses; several, if chance decides which worker fails first
+		by    time.Duration    // by then, the last command must have ended; 0: no limit
 	}{
 		{"Ctrl-C while another runner has started the command",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{

@@ -14,7 +14,7 @@ type lifeFact struct {
 	kind factKind
 	who  string // the command that did it, or factCloud, factLease or factPerson
 
-	verb    string // for factTyped: job, run, attach, stop or gc. With --detach it is detach for job and leave for run
+	verb    string // for factTyped: job, run, attach, stop or gc. With --detach, job is noted as detach and run as leave
 	run     string
 	worker  string // the VM: slice, worker and the id of its slice
 	attempt int
@@ -22,13 +22,13 @@ type lifeFact struct {
 	text    string
 	workers int // for factMade: how many workers a run has
 
-	// Of factReturned:
-	codes   []int    // the exit status of the last attempt on each of its workers; unended: it still runs
-	partial []string // workers whose log is not whole on the machine although multihost could read it; of factDeleted: on any machine
+	// For factReturned:
+	codes   []int    // the exit status of the last attempt on each worker; unended: the command still runs
+	partial []string // workers whose log is not whole on the machine although multihost could read it; for factDeleted: not whole on any machine
 	billed  bool     // the queued resource of the run exists and has slices
 	exists  bool     // the queued resource of the run exists
 	lives   bool     // a command of multihost for this run is alive
-	said    string   // everything that the command of multihost has printed; of factDeleted: up to that time
+	said    string   // all that the command of multihost has printed; for factDeleted: up to that time
 }
 
 // A factKind says what happened.
@@ -36,25 +36,25 @@ type factKind string
 
 const (
 	factTyped    factKind = "typed"
-	factChosen   factKind = "chosen"   // a person chose to end what runs
+	factChosen   factKind = "chosen"   // a person chose to end a running command
 	factSignal   factKind = "signal"   // a signal came
 	factKilled   factKind = "killed"   // the machine of a command was switched off
 	factReturned factKind = "returned" // a command of multihost has ended
 	factStarted  factKind = "started"  // the command has started on a worker
 	factEnded    factKind = "ended"    // the command has ended on a worker by itself
 	factStopped  factKind = "stopped"  // who has ended the command on a worker
-	factGone     factKind = "gone"     // who took a worker away, with its command
-	factLoss     factKind = "loss"     // from now on, a fault may cost a run an attempt
+	factGone     factKind = "gone"     // who took a worker away together with its command
+	factLoss     factKind = "loss"     // from now on, a fault may cost the run an attempt
 	factExpired  factKind = "expired"  // the time of --ttl has passed
 	factMade     factKind = "made"     // the queued resource was made
 	factDeleted  factKind = "deleted"  // who has deleted the queued resource
-	factSilent   factKind = "silent"   // a command of multihost waits and has said nothing for a time
+	factSilent   factKind = "silent"   // a waiting command of multihost has printed nothing for too long
 	factHangs    factKind = "hangs"    // a command of multihost does not end
-	factLeft     factKind = "left"     // something is billed that nobody will delete
+	factLeft     factKind = "left"     // something is billed, and nothing will delete it
 	factForeign  factKind = "foreign"  // something was deleted that the run did not make
 )
 
-// The actors that are not commands of multihost.
+// Actors other than commands of multihost.
 const (
 	byCloud  = "the cloud"
 	byLease  = "the lease"
@@ -92,7 +92,7 @@ type lifeRule struct {
 	broken func(h lifeHistory) string
 }
 
-// lifeRules returns the invariants, in the words of docs/reliability.md.
+// lifeRules returns the rules, in the words of docs/reliability.md.
 func lifeRules() []lifeRule {
 	return []lifeRule{
 		{"a command that lives is ended only by a choice, a budget or --ttl", lifeHistory.endsWithoutReason},
@@ -136,8 +136,8 @@ func (h lifeHistory) living() map[[2]string]int {
 	return lives
 }
 
-// endsWithoutReason looks for a command that was ended without a reason, by the lease or by
-// a command of multihost.
+// endsWithoutReason looks for an attempt that the lease or a command of multihost has ended
+// without a reason.
 func (h lifeHistory) endsWithoutReason() string {
 	for i, f := range h {
 		if f.kind != factStopped && f.kind != factGone || f.who == byCloud || f.who == byPerson {
@@ -153,8 +153,8 @@ func (h lifeHistory) endsWithoutReason() string {
 	return ""
 }
 
-// mayEnd reports whether who has a reason to end an attempt that still runs. A failure,
-// stop, loss or time to live of an earlier attempt is not a reason.
+// mayEnd reports whether the actor who has a reason to end a running attempt. A failure,
+// stop, loss or expired --ttl of an earlier attempt is no reason.
 func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 	began := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factStarted && f.run == run && f.attempt == attempt })
 	for i, f := range h {
@@ -165,16 +165,15 @@ func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 			f.kind == factEnded && f.code != 0 && ofIt, // fail-fast
 			f.kind == factChosen && (f.who == who || who == ""),
 			f.kind == factTyped && (f.who == who || who == "") && f.verb == "stop",
-			f.kind == factStopped && ofIt: // somebody else has stopped a part of the run, so the rest must stop, too
+			f.kind == factStopped && ofIt: // somebody else has stopped a part of the attempt, so the rest must stop, too
 			return true
 		}
 	}
 	return false
 }
 
-// startsTwice looks for two attempts of a run that are alive at once, and for an attempt
-// that is started again. It also looks for a job that starts its command again after
-// success.
+// startsTwice looks for two attempts of a run that are alive at once, for an attempt that
+// starts twice, and for a job that starts its command again after success.
 func (h lifeHistory) startsTwice() string {
 	type start struct {
 		worker, run string
@@ -202,13 +201,13 @@ func (h lifeHistory) startsTwice() string {
 	return ""
 }
 
-// f is the start of an attempt, on one of these workers. succeeded reports whether the
-// attempt before it has ended with 0 on every worker.
+// succeeded gets the start f of an attempt. It reports whether the attempt before f has
+// ended with 0 on every worker.
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
 		if e.kind == factReturned && e.run == f.run && ended == h.workers() && len(e.codes) == ended && e.verb != "stop" {
-			return false // a user knows of the success, so a command that is typed now means another run
+			return false // the user knows of the success, so a command typed now means another run
 		}
 		if e.run != f.run || e.attempt != f.attempt-1 {
 			continue
@@ -247,7 +246,7 @@ func (h lifeHistory) staysOrGoesWrongly() string {
 }
 
 // incomplete has the texts with which a command of multihost says that a log is not whole
-// on its machine, or that it leaves a run.
+// on its machine, or that it leaves a running run.
 var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped", "could not be asked"}
 
 func (h lifeHistory) losesLogs() string {
@@ -286,8 +285,8 @@ func (h lifeHistory) lies() string {
 	return ""
 }
 
-// justMade reports whether another command has just made the queued resource. Then an older
-// answer of the API, which says that there is none, may still have been on its way.
+// justMade reports whether another command has just made the queued resource. An older
+// answer of the API, without the resource, may then still be on its way.
 func (h lifeHistory) justMade(f lifeFact) bool {
 	return slices.ContainsFunc(h, func(e lifeFact) bool {
 		return e.kind == factMade && e.who != f.who && f.at-e.at <= 15*time.Second
@@ -295,7 +294,7 @@ func (h lifeHistory) justMade(f lifeFact) bool {
 }
 
 // couldNotAsk reports whether a job ended before it could read the queued resource. Such a
-// job can say nothing about the resource, and has not made one itself.
+// job cannot know about the resource, and has made none.
 func (h lifeHistory) couldNotAsk(f lifeFact) bool {
 	made := slices.ContainsFunc(h, func(e lifeFact) bool { return e.kind == factMade && e.who == f.who })
 	return !made && !strings.Contains(f.said, "phase request done")
@@ -320,7 +319,7 @@ func (h lifeHistory) succeedsWrongly() string {
 			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 }) {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
-		case "detach", "leave": // a running command continues
+		case "detach", "leave": // the running command continues
 			if len(f.codes) == 0 || slices.ContainsFunc(f.codes, func(c int) bool { return c != 0 && c != unended }) {
 				return fmt.Sprintf("at %s %s ends with 0, the workers with %v", f.at, f.who, f.codes)
 			}
@@ -333,8 +332,8 @@ func (h lifeHistory) succeedsWrongly() string {
 	return ""
 }
 
-// typedSince reports whether somebody has typed the job again after the command who was
-// typed. The new command may restart a run that who has stopped.
+// typedSince reports whether somebody has typed the job again after the command called who.
+// The new command may restart a run that the older one has stopped.
 func (h lifeHistory) typedSince(who string) bool {
 	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
 	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && (f.verb == "job" || f.verb == "detach") })

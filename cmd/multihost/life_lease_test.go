@@ -16,23 +16,23 @@ import (
 	agentprogram "multihost/internal/agent/program"
 )
 
-// noAgent stands for multihost-agent on workers that only answer and run no program.
+// noAgent stands for multihost-agent on workers that run no programs.
 func noAgent() agentprogram.Set {
 	return agentprogram.In(fstest.MapFS{"amd64.sha256": {Data: []byte(strings.Repeat("0", 64))}})
 }
 
-// A lifeLease is what a worker knows of the lease of its run. It follows the rules of
-// package internal/agent/watch and uses its names.
+// A lifeLease is what a worker knows of the lease of its run. It has the rules and the
+// names of package internal/agent/watch.
 type lifeLease struct {
 	// On disk.
 	saved lifeTerms
-	known bool // saved has been written
+	known bool // saved has a value
 	born  time.Time
 
 	// The terms in /tmp, which a reboot empties.
 	file    lifeTerms
 	there   bool
-	written int // counts the writes
+	written int // number of writes
 
 	watched bool
 
@@ -105,13 +105,13 @@ func (l *lifeLease) start(vm *lifeVM) {
 	vm.wg.Go(func() { (&lifeWatch{vm: vm, down: down, terms: l.saved, up: time.Now()}).watch() })
 }
 
-// write replaces the lease file of the login.
+// write replaces the lease file, as the login does.
 func (l *lifeLease) write(t lifeTerms) {
 	l.file, l.there = t, true
 	l.written++
 }
 
-// lease answers an operation of a runner.
+// lease answers a runner's operation on the lease.
 func (s *lifeSession) lease(args []string, in *bufio.Reader) {
 	vm := s.vm
 	text, err := io.ReadAll(in)
@@ -157,7 +157,7 @@ func orDash(s string) string {
 	return s
 }
 
-// begin returns the time from which the time to live counts.
+// begin returns the time from which --ttl counts.
 func (t lifeTerms) begin(born time.Time) time.Time {
 	if asked := time.Unix(int64(t.asked), 0); t.asked > 0 && asked.Before(born) {
 		return asked
@@ -170,7 +170,7 @@ type lifeWatch struct {
 	vm    *lifeVM
 	down  chan struct{}
 	terms lifeTerms
-	up    time.Time // the time of this look
+	up    time.Time // the time of the present look
 
 	seen                 int
 	since, renewed, idle time.Time
@@ -209,7 +209,7 @@ func (w *lifeWatch) watch() {
 	}
 }
 
-// look does what Machine.take does. It also publishes the state for the other workers.
+// look does what Machine.take does, and publishes the state for the other workers.
 func (w *lifeWatch) look() {
 	vm := w.vm
 	vm.mu.Lock()
@@ -338,8 +338,8 @@ func (w *lifeWatch) othersEnded() bool {
 	return true
 }
 
-// remove deletes the queued resource. goOn is false if the resource belongs to another run.
-// Then the watch ends.
+// remove deletes the queued resource. If the resource belongs to another run, goOn is
+// false, and the watch must end.
 func (w *lifeWatch) remove() (goOn bool) {
 	if !w.sleep(rand.N(time.Duration(max(w.terms.total, 1)) * time.Second)) {
 		return false

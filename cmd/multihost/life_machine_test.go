@@ -42,7 +42,7 @@ type lifeMachine struct {
 	world *lifeWorld
 	name  string
 	dir   string // state directory
-	disk  string // the small file system that holds dir; "": the disk is never full
+	disk  string // the small file system with dir; "": the disk is never full
 
 	mu        sync.Mutex
 	offline   bool // it has no network
@@ -61,8 +61,7 @@ func newLifeMachine(w *lifeWorld, name string) *lifeMachine {
 	return m
 }
 
-// newest returns the command that was typed last and has not ended. It returns nil if there
-// is none.
+// newest returns the newest command that has not ended, or nil if there is none.
 func (m *lifeMachine) newest() *lifeProcess {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,7 +84,7 @@ func (m *lifeMachine) running() (all []*lifeProcess) {
 	return all
 }
 
-// setOffline takes the network from the machine, or gives it back.
+// setOffline cuts the machine off the network, or connects it again.
 func (m *lifeMachine) setOffline(offline bool) {
 	m.mu.Lock()
 	m.offline = offline
@@ -98,8 +97,8 @@ func (m *lifeMachine) setOffline(offline bool) {
 	}
 }
 
-// switchOff has the effect of kill -9 for all commands of the machine. Nothing that they
-// still do has an effect, and their files stay as they are now.
+// switchOff acts like kill -9 on all commands of the machine. Whatever they still do has no
+// effect, and their files stay as they are now.
 func (m *lifeMachine) switchOff() {
 	all := m.running()
 	if len(all) == 0 {
@@ -111,7 +110,7 @@ func (m *lifeMachine) switchOff() {
 		m.world.cut(p.name, false)
 	}
 	kept := filepath.Join(m.world.dir, m.name+".kept")
-	for range 20 { // a file may disappear while it is copied
+	for range 20 { // a file may disappear during the copy
 		if err := os.CopyFS(kept, os.DirFS(m.dir)); err == nil {
 			break
 		} else if !os.IsNotExist(err) {
@@ -136,7 +135,7 @@ func (m *lifeMachine) switchOff() {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.fill(false) // the files still fit on the disk, but copying them needs more room for a moment
+	m.fill(false) // the files fit on the disk, but the copy needs more room for a moment
 	if err := errors.Join(os.CopyFS(m.dir, os.DirFS(kept)), os.RemoveAll(kept)); err != nil {
 		panic(err)
 	}
@@ -146,26 +145,26 @@ func (m *lifeMachine) switchOff() {
 // A lifeProcess is one command of multihost.
 type lifeProcess struct {
 	machine   *lifeMachine
-	name      string // job 2 of laptop
+	name      string // for example: job 2 of laptop
 	verb      string
 	run       string
 	asks      bool            // it has a terminal
 	signalled interrupt.Watch // what signals do
 	signals   chan os.Signal
-	keys      chan stage.Answer // what the person answers
-	end       func()            // ends the command as if it were killed
+	keys      chan stage.Answer // the person's answers
+	end       func()            // ends the command as kill -9 would
 	done      chan struct{}
 	dead      atomic.Bool
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	said    strings.Builder
-	heard   time.Time     // when it last said something
-	owns    bool          // it has started or taken over the command
-	follows bool          // it has followed the command
+	heard   time.Time     // when the command last printed something
+	owns    bool          // the command has started or taken over the run
+	follows bool          // the command has followed the run
 	attempt event.Attempt // the attempt that it follows
 	phase   string
-	last    string // what it has said last
-	keeps   bool   // it has said how long it keeps slices that have failed
+	last    string // the last text that the command printed
+	keeps   bool   // the command has said how long it keeps slices that have failed
 	deps    *deps
 	status  int
 }
@@ -179,15 +178,15 @@ func (p *lifeProcess) hasEnded() bool {
 	}
 }
 
-// cutOff reports whether the command is cut off: nothing reaches it, and nothing that it
-// sends arrives.
+// cutOff reports whether the command is cut off: nothing reaches it, and nothing from it
+// arrives.
 func (p *lifeProcess) cutOff() bool {
 	p.machine.mu.Lock()
 	defer p.machine.mu.Unlock()
 	return p.machine.offline || p.dead.Load()
 }
 
-// start types a command.
+// start starts a command of multihost, as a person would type it.
 func (m *lifeMachine) start(verb string, asks bool) *lifeProcess {
 	m.mu.Lock()
 	m.typed++
@@ -249,7 +248,7 @@ func (p *lifeProcess) ask(ctx context.Context) (stage.Answer, bool) {
 	}
 }
 
-// signal sends a signal, and notes it if the person wants to end the command with it.
+// signal sends a signal. It notes the signal if the person wants to end the run with it.
 func (p *lifeProcess) signal(sig os.Signal) {
 	p.mu.Lock()
 	owns := p.owns
@@ -337,8 +336,8 @@ func (s lifeStory) job(w *lifeWorld) job.JobOptions {
 	return o
 }
 
-// lifeLost is --lost-timeout of the stories. It is longer than --boot-timeout, so that the
-// test finds a take-over that wrongly waits only for --boot-timeout.
+// lifeLost is --lost-timeout of the stories. It is longer than --boot-timeout. So the test
+// finds a take-over that wrongly waits only for --boot-timeout.
 const lifeLost = 8 * time.Minute
 
 // emit receives the events of the command.
@@ -392,9 +391,9 @@ func (p *lifeProcess) hear(text string) {
 	fmt.Fprintf(&p.said, "%10s  %s\n", time.Since(p.machine.world.begin).Round(100*time.Millisecond), text)
 }
 
-// speaks notes that the command says something. It also notes how long the command was
-// silent before. A command that runs may be silent. multihost may be silent, too, after it
-// has said until when it keeps slices. The caller holds p.mu.
+// speaks notes that the command of multihost prints something, and how long it was silent
+// before. It may be silent while the user's command runs, or after it has said until when
+// it keeps slices. The caller holds p.mu.
 func (p *lifeProcess) speaks() {
 	quiet := time.Since(p.heard)
 	if quiet > p.machine.world.quietLimit && p.phase != "run" && !p.keeps {
@@ -403,7 +402,7 @@ func (p *lifeProcess) speaks() {
 	p.heard = time.Now()
 }
 
-// returned notes the end of a command of multihost, and the state at that time.
+// returned notes the end of a command of multihost, and the state of the run at that time.
 func (w *lifeWorld) returned(p *lifeProcess) {
 	res := w.resource()
 	p.mu.Lock()
@@ -498,8 +497,7 @@ func (w *lifeWorld) onlyThere(run string) (attempt int, names []string) {
 	return attempt, names
 }
 
-// logDir returns the directory of the logs of the last attempt of a run that the machine
-// knows.
+// logDir returns this machine's directory for the logs of the last attempt of a run.
 func (m *lifeMachine) logDir(run string) string {
 	var record struct {
 		LogDir string `json:"log_dir"`

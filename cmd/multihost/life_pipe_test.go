@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A lifePipe is one end of a connection in memory. A write never waits. So SSH cannot block
-// on it while it holds a lock. In a bubble of testing/synctest, time would then stop for
+// A lifePipe is one end of a connection in memory. A write never waits. If it did, SSH
+// would hold a lock meanwhile, and in a bubble of testing/synctest time would stop for
 // ever.
 type lifePipe struct {
 	in, out *lifeStream

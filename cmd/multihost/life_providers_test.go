@@ -21,17 +21,17 @@ type lifeProvider struct {
 	read func(w *lifeWorld) (exists bool, state string)
 }
 
-// A lifeEffect is what a call of the API does to slices.
+// A lifeEffect is the effect of a call of the API on slices.
 type lifeEffect int
 
 const (
 	doesNothing lifeEffect = iota
 	makesSlices            // the first call that makes slices
-	makesMore              // another one
+	makesMore              // another call that makes slices
 	rebootsSlices
 	deletesSlices
-	deletesParts // deletes parts of the run that have no slices
-	deletesOther // deletes something that does not belong to the run
+	deletesParts // deletes parts of the run without slices
+	deletesOther // deletes something that belongs to no run
 )
 
 // provider returns the provider that makes the slices of the story.
@@ -81,7 +81,7 @@ var lifeTPU = &lifeProvider{
 // which is called m.
 var lifeQR = inTPU + "queuedResources/m"
 
-// longestRun is how long slices that Compute Engine makes may run in a story.
+// longestRun is the maximum run duration of slices that Compute Engine makes in a story.
 const longestRun = 6 * time.Hour
 
 var lifeGCE = &lifeProvider{
@@ -133,7 +133,7 @@ var lifeGCE = &lifeProvider{
 	},
 }
 
-// deletedBy notes who deletes the run's slices while it calls the API.
+// deletedBy notes that who deletes the run's slices with a call of the API.
 func (w *lifeWorld) deletedBy(who, method, path string) int {
 	w.mu.Lock()
 	if w.deletes == "" {

@@ -27,10 +27,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestLifeOnRealWorkers plays short random stories of the same kind as TestLife. It judges
-// them by the same rules. The workers of the simulator run everything for real, on the real
-// clock. LIFE_REAL_STORIES and LIFE_REAL_SEED say how many and which. In addition, it plays
-// a tenth of that number on slices that Compute Engine makes.
+// TestLifeOnRealWorkers plays short random stories and judges them by the rules of
+// TestLife. The workers of the simulator run everything for real, on the real clock.
+// LIFE_REAL_STORIES and LIFE_REAL_SEED say how many stories and which. A tenth of that
+// number is played again on slices that Compute Engine makes.
 func TestLifeOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestLife")
 	besideOthers(t)
@@ -67,8 +67,8 @@ func TestLifeOnRealWorkers(t *testing.T) {
 	}
 }
 
-// lifeRealWidth is how many stories on real workers run at once. They wait most of the
-// time.
+// lifeRealWidth is how many stories on real workers run at once. Most of the time they
+// wait.
 const lifeRealWidth = 16
 
 // realDraw leaves out deeds that take minutes on a real clock.
@@ -100,8 +100,8 @@ func realOnGCE() lifeDraw {
 	return from
 }
 
-// tellRealStory plays one story. It returns how the story breaks a rule, or "" if it keeps
-// all rules. starts is how often the command has started on a worker.
+// tellRealStory plays one story. It returns which rule the story breaks and how, or "" if
+// it keeps all rules. starts counts the starts of the command on all workers.
 func tellRealStory(t *testing.T, story lifeStory, kit *lifeKit) (why string, starts int) {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-life-")
 	if err != nil {
@@ -141,16 +141,16 @@ func newRealLifeWorld(story lifeStory, dir string, kit *lifeKit) (*lifeWorld, er
 	return w, w.start(sim.Config{Step: 200 * time.Millisecond, Workers: w.real})
 }
 
-// lifeReal makes real workers for a story and watches them. The commands on the workers
+// A lifeReal makes real workers for a story and watches them. The commands on the workers
 // write down what they do.
 type lifeReal struct {
 	worker.Backend
 	world *lifeWorld
-	front *httptest.Server // the API, for the workers
+	front *httptest.Server // the API as the workers reach it
 
 	mu    sync.Mutex
 	vms   []*lifeRealVM
-	conns map[net.Conn]string // connections to workers, by the command of multihost
+	conns map[net.Conn]string // connections to workers; value: the command of multihost that made the connection
 }
 
 func (b *lifeReal) serve(w http.ResponseWriter, r *http.Request) {
@@ -232,7 +232,7 @@ func (b *lifeReal) newest() map[string]*lifeRealVM {
 	return all
 }
 
-// standing reports whether a worker exists.
+// standing reports whether any worker exists.
 func (b *lifeReal) standing() bool {
 	for _, vm := range b.newest() {
 		vm.mu.Lock()
@@ -255,16 +255,16 @@ func (b *lifeReal) awayFor(n int, how string, d time.Duration) {
 		vm.mu.Lock()
 		vm.away = away
 		vm.mu.Unlock()
-		_ = vm.SetFault(f) // it may be gone
+		_ = vm.SetFault(f) // the worker may be gone
 	}
 	set(how, worker.Fault{Kind: worker.Unreachable, Mode: how})
 	b.world.later(d, func() { set("", worker.Fault{Kind: worker.Clear, Name: string(worker.Unreachable)}) })
 }
 
-// file returns the path of a file that the commands on the workers use.
+// fails lets the command on a worker fail.
 func (b *lifeReal) fails(n int) {
 	if vm := b.newest()[fmt.Sprintf("m-%d", n)]; vm != nil {
-		_ = os.WriteFile(b.file("fail", vm.id), nil, 0o600) // without it, nothing fails
+		_ = os.WriteFile(b.file("fail", vm.id), nil, 0o600) // without this file, nothing fails
 		b.world.later(time.Second, func() { os.Remove(b.file("fail", vm.id)) })
 	}
 }
@@ -274,7 +274,7 @@ func (b *lifeReal) file(name, vm string) string {
 	return filepath.Join(b.world.dir, name+"."+strings.ReplaceAll(vm, "/", "."))
 }
 
-// lifeCommand is what runs on a real worker. It writes down when it starts and how it
+// lifeCommand is the command on a real worker. It writes down when it starts and how it
 // ends, and keeps a copy of each line that it prints.
 const lifeCommand = `exec 2>/dev/null
 dir='%s' vm=${LIFE_VM/\//.}
@@ -293,7 +293,7 @@ for ((n = 0; n < %d; n++)); do
 done
 ends 0`
 
-// fit adapts the job to real workers. Its limits leave enough time for a busy machine.
+// fit adapts the job to real workers. The new limits leave enough time for a busy machine.
 func (b *lifeReal) fit(o *job.JobOptions) {
 	s := b.world.story
 	looks := int(s.lasts / (250 * time.Millisecond))
@@ -303,8 +303,8 @@ func (b *lifeReal) fit(o *job.JobOptions) {
 	o.BootLimit = 5 * time.Minute
 }
 
-// facts returns what the commands on the workers have written down. The workers know
-// from which machine a command was started. They do not know who stopped it.
+// facts returns what the commands on the workers have written down. A worker knows which
+// machine started a command, but not who stopped it.
 func (b *lifeReal) facts() (h lifeHistory) {
 	file, err := os.Open(filepath.Join(b.world.dir, "facts"))
 	if err != nil {
@@ -327,9 +327,9 @@ func (b *lifeReal) facts() (h lifeHistory) {
 	return h
 }
 
-// lastAttempt returns the newest attempt of a run, of the newest worker in each place. If a
-// reboot has ended an attempt, its log counts as unread, because the end of the log may not
-// be on the disk.
+// lastAttempt returns the newest attempt of a run, on the newest worker in each place. If a
+// reboot has ended the attempt, its log counts as unread: the last lines may not be on the
+// disk.
 func (b *lifeReal) lastAttempt(run string) (all []lifeEnd) {
 	facts, newest := b.world.facts(), 0
 	vms := b.newest()
@@ -403,7 +403,7 @@ func (b *lifeReal) cut(who string) {
 	}
 }
 
-// awaitGone waits until nothing is left, but at most for limit.
+// awaitGone waits until nothing is left, but no longer than limit.
 func (w *lifeWorld) awaitGone(limit time.Duration) {
 	for until := time.Now().Add(limit); time.Now().Before(until) && w.story.goes(); <-time.After(500 * time.Millisecond) {
 		if r := w.resource(); !r.billed && (!r.exists || r.state == "SUSPENDED" || r.state == "FAILED") {

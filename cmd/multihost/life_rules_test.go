@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// TestLifeRules checks that each rule refuses wrong histories and accepts right ones.
 func TestLifeRules(t *testing.T) {
 	at := func(minutes int, f lifeFact) lifeFact {
 		f.at = time.Duration(minutes) * time.Minute
@@ -55,7 +54,7 @@ func TestLifeRules(t *testing.T) {
 	for _, tt := range []struct {
 		story string
 		h     lifeHistory
-		want  string // a part of the verdict; "": every rule is kept
+		want  string // a part of the verdict; "": no rule is broken
 	}{
 		{"a job that succeeds", of(typed(job1), began(1, job1, 1, "a"), ended(9, "m-0/a", 1, 0), ended(9, "m-1/a", 1, 0), gone(10, job1, "m-0/a"), gone(10, job1, "m-1/a"),
 			returned(11, job1, lifeFact{codes: []int{0, 0}, said: "nothing of this job is billed"})), ""},

@@ -13,18 +13,18 @@ import (
 	"multihost/internal/stage"
 )
 
-// A lifeStory is what happens to one job, from its first command on.
+// A lifeStory is what happens to one job after its first command.
 type lifeStory struct {
 	lease, ttl            time.Duration
 	keep                  string // "", "keep", "on failure" or "on failure 10m"
 	restarts, preemptions int
 	workers               int           // number of workers of each of the two slices; 0 means 1
 	lasts                 time.Duration // how long the command runs
-	fails                 int           // the attempt that fails on a worker; 0: no attempt fails
+	fails                 int           // the attempt that fails on a worker; 0: none
 	steps                 []lifeDeed
 
-	onGCE bool // Compute Engine makes the slices. Otherwise they are a queued resource
-	bound bool // … and they are on demand and have a maximum run duration, as for every job there. Otherwise they are spot
+	onGCE bool // Compute Engine makes the slices; otherwise they belong to a queued resource
+	bound bool // … and the slices are on demand with a maximum run duration, as for every job there; otherwise they are spot
 }
 
 // A workerFate is how the command runs on one worker.
@@ -42,7 +42,7 @@ func (s lifeStory) fate(node string, attempt int) workerFate {
 
 func (s lifeStory) perSlice() int { return max(1, s.workers) }
 
-// needs reports whether the deed what occurs in the story.
+// needs reports whether the story has the deed what.
 func (s lifeStory) needs(what string) bool {
 	return slices.ContainsFunc(s.steps, func(d lifeDeed) bool { return d.what == what })
 }
@@ -51,8 +51,8 @@ func (s lifeStory) needs(what string) bool {
 type lifeDeed struct {
 	what    string
 	machine int           // the machine on which it happens, or …
-	worker  int           // … the number of the worker: worker 0 of each slice comes first, then worker 1 of each slice
-	lasts   time.Duration // how long a fault lasts
+	worker  int           // … the number of the worker; worker 0 of each slice comes first, then worker 1 of each slice
+	lasts   time.Duration // how long faults can last
 	then    time.Duration
 }
 
@@ -100,11 +100,11 @@ const (
 // A lifeDeedKind is one kind of deed.
 type lifeDeedKind struct {
 	on    int
-	lasts bool // it lasts for a time
-	often int  // its weight when a deed is drawn
-	wide  int  // its additional weight in a wide draw
-	loss  bool // the run may lose an attempt by it
-	onGCE bool // it happens only to slices of Compute Engine
+	lasts bool // the deed lasts for a time
+	often int  // weight of the deed when deeds are drawn
+	wide  int  // additional weight in a wide draw
+	loss  bool // the deed may cost the run an attempt
+	onGCE bool // only slices of Compute Engine have this deed
 	do    func(w *lifeWorld, d lifeDeed)
 }
 
@@ -141,15 +141,15 @@ func lifeDeeds() map[string]lifeDeedKind {
 			w.mu.Unlock()
 		}
 	}
-	// fault sets a fault of the simulator. tpu is the fault for a queued resource. compute
-	// is the fault for slices that Compute Engine makes. The cloud may have nothing that
-	// the fault affects.
+	// fault returns a deed that sets a fault of the simulator: tpu for a queued resource,
+	// compute for slices that Compute Engine makes. The cloud may have nothing that the
+	// fault affects.
 	fault := func(tpu, compute string) func(w *lifeWorld, d lifeDeed) {
 		return func(w *lifeWorld, d lifeDeed) {
 			if w.story.onGCE {
 				tpu = compute
 			}
-			if w.story.bound { // nobody preempts such VMs
+			if w.story.bound { // no provider preempts such VMs
 				tpu = strings.Replace(tpu, "group-preempt", "group-host-error", 1)
 			}
 			_ = w.hit(tpu, d)
@@ -233,22 +233,22 @@ func lifeDeeds() map[string]lifeDeedKind {
 	}
 }
 
-// A lifeDraw says from what stories are drawn.
+// A lifeDraw says which stories can be drawn.
 type lifeDraw struct {
 	deeds               []string
-	times               []time.Duration // between two deeds
-	faults              []time.Duration // how long a fault lasts
+	times               []time.Duration // the possible times between two deeds
+	faults              []time.Duration // how long faults can last
 	leases, ttls, lasts []time.Duration
 	keeps               []string
 	preemptions         []int
 	workers             []int // numbers of workers that a slice may have
 	plots               []lifePlot
-	fewest, steps       int  // how many deeds follow the first one
+	fewest, steps       int  // number of deeds after the first one
 	wide                bool // more kinds of faults
 	onGCE               bool
 }
 
-// lifeWhole draws from all deeds, with times as people and clouds need them.
+// lifeWhole draws from all deeds, with the times that people and clouds take.
 func lifeWhole() lifeDraw {
 	return lifeDraw{
 		deeds:       lifeDeedsOn(false),
@@ -265,8 +265,8 @@ func lifeWhole() lifeDraw {
 	}
 }
 
-// lifeDeedsOn returns the deeds that can happen to slices of one kind: those of Compute
-// Engine if compute is true, otherwise a queued resource.
+// lifeDeedsOn returns the deeds for slices of Compute Engine if compute is true, otherwise
+// those for queued resources.
 func lifeDeedsOn(compute bool) []string {
 	kinds := lifeDeeds()
 	return slices.DeleteFunc(sortedKeys(kinds), func(name string) bool { return kinds[name].onGCE && !compute })
@@ -297,14 +297,14 @@ func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, time
 
 // A lifePlot is a sequence of deeds that chance alone rarely combines.
 type lifePlot struct {
-	rows [][]string // the plot draws one deed from each row. All deeds of a plot are on one machine
+	rows [][]string // the plot draws one deed from each row. All its deeds are on one machine
 
-	// With runs, the plot follows the first deed. It happens on the same machine, once the
+	// With runs, the plot begins after the first deed, on the same machine, once the
 	// command runs. The deeds after the plot wait until its effects have had time to show.
 	runs bool
 }
 
-// lifePlots returns the plots that have found faults in what two commands do to each other.
+// lifePlots returns plots in which two commands disturb each other. They have found faults.
 func lifePlots() []lifePlot {
 	unreached := []string{"no answer from", "no answer from", "connections are refused by", "new host keys of", "a reboot of"}
 	unseen := append([]string{nobodyAnswers, nobodyAnswers, nobodyAnswers, nobodyAnswers}, unreached...)

@@ -22,10 +22,10 @@ import (
 )
 
 // TestLife plays random stories of a job with several commands, machines and faults, on
-// stand-ins for the cloud and the workers. It judges each story by the invariants at the
-// head of docs/reliability.md. A story runs in a bubble of testing/synctest, where hours
-// pass as soon as all goroutines wait. LIFE_STORIES and LIFE_SEED say how many stories and
-// which. With LIFE_WIDE=1 the stories have more kinds of faults.
+// stand-ins for the cloud and the workers. It judges each story by the rules at the head of
+// docs/reliability.md. A story runs in a bubble of testing/synctest, where hours pass as
+// soon as all goroutines wait. LIFE_STORIES and LIFE_SEED say how many stories and which.
+// LIFE_WIDE=1 adds more kinds of faults.
 func TestLife(t *testing.T) { tellStories(t, lifeWhole(), envNumber(t, "LIFE_STORIES", 2000)) }
 
 // TestLifeOnComputeEngine is TestLife for slices that Compute Engine makes, with the faults
@@ -41,7 +41,7 @@ func tellStories(t *testing.T, from lifeDraw, stories int) {
 	setFlag(t, "rapid.checks", strconv.Itoa(stories))
 	setFlag(t, "rapid.seed", strconv.Itoa(envNumber(t, "LIFE_SEED", 1)))
 	setFlag(t, "rapid.nofailfile", "true")
-	defer debug.SetGCPercent(debug.SetGCPercent(1600)) // otherwise a fifth of the time goes to garbage collection
+	defer debug.SetGCPercent(debug.SetGCPercent(1600)) // without this, a fifth of the time goes to garbage collection
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-life-")
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func tellStories(t *testing.T, from lifeDraw, stories int) {
 		story := lifeStories(from).Draw(rt, "story")
 		tries := 1
 		if failed {
-			tries = 4 // goroutines run in no fixed order, and a failure must be reproducible
+			tries = 4 // goroutines run in no fixed order, so a failure needs several tries to appear again
 		}
 		for range tries {
 			told++
@@ -64,7 +64,7 @@ func tellStories(t *testing.T, from lifeDraw, stories int) {
 			}
 		}
 	})
-	if told < stories { // rapid ends quietly when the time of the test is nearly over
+	if told < stories { // rapid stops without an error when the time of the test is nearly over
 		t.Errorf("only %d of %d stories could be told in %s", told, stories, time.Since(began).Round(time.Second))
 	}
 	t.Logf("%d stories in %s", told, time.Since(began).Round(time.Millisecond))
@@ -113,8 +113,8 @@ func newLifeKit(t *testing.T) *lifeKit {
 	return kit
 }
 
-// tellStory plays one story. It returns how the story breaks a rule, or "" if it keeps all
-// rules.
+// tellStory plays one story. It returns which rule the story breaks and how, or "" if it
+// keeps all rules.
 func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why string) {
 	defer os.RemoveAll(dir)
 	defer func() {
@@ -139,7 +139,7 @@ func tellStory(t *testing.T, story lifeStory, dir string, kit *lifeKit) (why str
 	return why
 }
 
-// tell plays the story and returns how it breaks a rule.
+// tell plays the story. It returns which rule the story breaks and how, or "".
 func (w *lifeWorld) tell() (why string) {
 	for _, d := range w.story.steps {
 		kind := lifeDeeds()[d.what]
@@ -147,7 +147,7 @@ func (w *lifeWorld) tell() (why string) {
 			w.note(lifeFact{kind: factLoss, text: d.what})
 		}
 		kind.do(w, d)
-		time.Sleep(d.then) // the pace of the story; this takes no real time in the bubble
+		time.Sleep(d.then) // the pace of the story; takes no real time in the bubble
 		if why := w.judge(); why != "" {
 			return why
 		}
@@ -168,7 +168,7 @@ func (w *lifeWorld) tell() (why string) {
 	if w.real != nil {
 		w.awaitGone(w.goLimit)
 	} else {
-		time.Sleep(w.goLimit) // hours pass at once in the bubble
+		time.Sleep(w.goLimit) // takes no real time in the bubble
 	}
 	if r := w.resource(); r.billed && r.state == "ACTIVE" && w.story.goes() {
 		w.note(lifeFact{kind: factLeft, text: "the queued resource is " + r.state + " and billed, and no runner lives"})
@@ -176,8 +176,8 @@ func (w *lifeWorld) tell() (why string) {
 	return w.judge()
 }
 
-// goes reports whether everything that the story leaves must be deleted without help from a
-// person.
+// goes reports whether everything that the story leaves must be deleted without the help of
+// a person.
 func (s lifeStory) goes() bool {
 	return s.ttl > 0 || s.keep == "" || s.keep == "on failure 10m"
 }

@@ -26,22 +26,22 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A lifeVM is a worker of a story. It speaks SSH over memory. It gives the answers of the
-// worker scripts, without running any. A reboot keeps its disk.
+// A lifeVM is a worker of a story. It speaks SSH over memory and answers as the worker
+// scripts do, but runs none. Its disk survives a reboot.
 type lifeVM struct {
 	world *lifeWorld
 	spec  worker.Spec
 	addr  string
 	id    string // slice, worker and the id of the slice
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	key     ssh.Signer
 	up      bool
-	removed bool          // the worker was taken away permanently
+	removed bool          // the worker was taken away for good
 	down    chan struct{} // closed when the worker goes down
 	conns   map[*lifePipe]string
-	away    string        // how it cannot be reached: "refuse", "hang" or ""
-	unread  chan struct{} // until this is closed, nobody can read a log to its end; nil: everybody can
+	away    string        // why it cannot be reached: "refuse", "hang" or ""
+	unread  chan struct{} // until this channel is closed, nobody can read the end of a log; nil: everybody can
 	runs    map[string]*lifeRun
 	synced  map[string]string // digest of the code, by run
 	kit     []string          // the scripts that the worker keeps: hash and file name of each, as sha256sum prints them
@@ -65,7 +65,7 @@ type lifeRun struct {
 	verdict             string
 	stopped             string        // time and reason of a stop
 	more                chan struct{} // closed when the log has grown or the command has ended
-	over                chan struct{} // closed at its end
+	over                chan struct{} // closed at the end of the attempt
 }
 
 func (r *lifeRun) alive() bool { return r.phase == "running" || r.phase == "starting" }
@@ -103,9 +103,9 @@ func (vm *lifeVM) readable() bool {
 }
 
 // boot does nothing if the machine is up already, because two reboots may overlap. It also
-// does nothing if the machine is gone permanently.
+// does nothing if the machine is gone for good.
 func (vm *lifeVM) boot() {
-	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks first its own state and then a worker
+	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks first its own state, then a worker
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
 	if vm.up || vm.removed || vm.world.ctx.Err() != nil {
@@ -115,7 +115,7 @@ func (vm *lifeVM) boot() {
 	vm.lease.boot(vm, terms)
 }
 
-// goDown ends everything on the machine. Nobody sees the end of a running command.
+// goDown ends everything on the machine. Nobody sees how a running command ends.
 func (vm *lifeVM) goDown() {
 	vm.mu.Lock()
 	if !vm.up {
@@ -137,7 +137,7 @@ func (vm *lifeVM) goDown() {
 	vm.wg.Wait()
 }
 
-// rebootTime is how long a machine is away when it reboots.
+// rebootTime is how long a reboot takes a machine away.
 const rebootTime = 40 * time.Second
 
 func (vm *lifeVM) Reboot(ctx context.Context) error {
@@ -162,7 +162,7 @@ func (vm *lifeVM) Stop(context.Context) error {
 }
 
 func (vm *lifeVM) SetFault(f worker.Fault) error {
-	if f.Kind == worker.Reboot && f.Duration > 0 { // until somebody boots it
+	if f.Kind == worker.Reboot && f.Duration > 0 { // the machine stays down until somebody boots it
 		vm.world.note(lifeFact{kind: factGone, who: byCloud, worker: vm.id, text: "its host has failed"})
 		vm.goDown()
 		return nil
@@ -174,8 +174,7 @@ func (vm *lifeVM) SetFault(f worker.Fault) error {
 	return fmt.Errorf("workers of a story have no fault %s", f.Kind)
 }
 
-// cut ends the connections of a command of multihost. If who is "", it ends the connections
-// of all commands.
+// cut ends the connections of one command of multihost, or of all commands if who is "".
 func (vm *lifeVM) cut(who string, silently bool) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -215,8 +214,8 @@ func (vm *lifeVM) serve(conn net.Conn, who string) {
 	vm.mu.Lock()
 	key := vm.key
 	vm.mu.Unlock()
-	cfg := &ssh.ServerConfig{NoClientAuth: true}         // signing and verifying take time
-	cfg.KeyExchanges = []string{ssh.KeyExchangeECDHP256} // the fastest one
+	cfg := &ssh.ServerConfig{NoClientAuth: true}
+	cfg.KeyExchanges = []string{ssh.KeyExchangeECDHP256} // the fastest key exchange
 	cfg.AddHostKey(key)
 	sc, chans, reqs, err := ssh.NewServerConn(conn, cfg)
 	if err != nil {
@@ -255,7 +254,7 @@ func (vm *lifeVM) session(ch ssh.Channel, reqs <-chan *ssh.Request, who string) 
 	}
 }
 
-// A lifeSession answers one command line.
+// A lifeSession answers one command line on a worker.
 type lifeSession struct {
 	vm    *lifeVM
 	ch    ssh.Channel
@@ -287,7 +286,7 @@ func (s *lifeSession) exec(line string) (code int) {
 		}
 		return 0
 	}
-	at := strings.LastIndex(line, " multihost-") // search from the end, because the script before it is long
+	at := strings.LastIndex(line, " multihost-") // search from the end: the script before it is long
 	if at < 0 {
 		fmt.Fprintf(s.ch.Stderr(), "worker of a story: %.80q\n", line)
 		return 127
@@ -359,7 +358,7 @@ func (vm *lifeVM) keep(sum string) {
 	}
 }
 
-// sync stores the code of a run. The request contains the code.
+// sync stores the digest of a run's code. The request contains the code.
 func (vm *lifeVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -368,7 +367,7 @@ func (vm *lifeVM) sync(args []string) {
 	}
 }
 
-// tell says what the worker knows of an attempt. The caller holds vm.mu.
+// tell answers with what the worker knows of an attempt. The caller holds vm.mu.
 func (s *lifeSession) tell(say func(string, ...any), run, attempt string) *lifeRun {
 	r := s.vm.runs[run+"/"+attempt]
 	say("run %s %s", run, attempt)
@@ -554,7 +553,7 @@ func (vm *lifeVM) work(r *lifeRun) {
 	})
 }
 
-// end ends a command. If who is "", the command has ended by itself.
+// end ends a command on the worker. If who is "", the command has ended by itself.
 func (vm *lifeVM) end(r *lifeRun, code int, reason, who string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -571,8 +570,8 @@ func (vm *lifeVM) end(r *lifeRun, code int, reason, who string) {
 	vm.world.note(f)
 }
 
-// follow sends the log from an offset. The logs of a story fit into the first piece that is
-// read.
+// follow sends the log from an offset. The first piece that it reads has the whole log of a
+// story.
 func (s *lifeSession) follow(args []string) int {
 	vm := s.vm
 	vm.mu.Lock()

@@ -29,8 +29,8 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// A lifeWorld is the cloud, the workers and the machines of one story. All of it is in
-// one bubble of testing/synctest.
+// A lifeWorld is the cloud, the workers and the machines of one story, all in one bubble of
+// testing/synctest.
 type lifeWorld struct {
 	story    lifeStory
 	dir      string
@@ -38,32 +38,32 @@ type lifeWorld struct {
 	keys     []ssh.Signer // keys of the workers, made once for all stories
 	server   *sim.Server
 	begin    time.Time
-	real     *lifeReal // the workers, if they are real; nil: they are in fleet
+	real     *lifeReal // the real workers; nil: the workers are stand-ins, in fleet
 	login    string
 	port     int
 	way      overssh.Way
 	root     string // root of the API for the workers
 	ctx      context.Context
 	cancel   context.CancelFunc
-	back     sync.WaitGroup // goroutines that end by themselves, at the latest when ctx ends
+	back     sync.WaitGroup // goroutines that end by themselves, at the latest with ctx
 
 	machines []*lifeMachine
-	disks    []func() // end the small file systems
+	disks    []func() // remove the small file systems
 
-	endLimit   time.Duration // the time after the last deed within which every command must end
-	goLimit    time.Duration // the time after that within which all that is left must be deleted
+	endLimit   time.Duration // how long after the last deed every command must have ended
+	goLimit    time.Duration // how long after endLimit everything that is left must be deleted
 	quietLimit time.Duration // how long a command of multihost may wait without saying anything
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	history  lifeHistory
 	fleet    map[string]*lifeVM // the newest worker of each place, by slice and worker
 	all      []*lifeVM
 	next     int
 	apiCode  int       // HTTP status of all answers …
-	apiUntil time.Time // … until then
-	slow     time.Time // until this time, each answer takes a long time
+	apiUntil time.Time // … until this time
+	slow     time.Time // until this time, each answer takes long
 	drops    int       // how many of the next answers are lost
-	losses   int       // how many of the next calls are lost on their way there
+	losses   int       // how many of the next calls are lost before they arrive
 	deletes  string    // who is deleting the queued resource
 	reboots  string    // who is rebooting the workers of the queued resource
 	made     bool      // the queued resource exists
@@ -228,7 +228,7 @@ func lifeID(spec worker.Spec) string {
 	return id
 }
 
-// dial connects a command of multihost to the worker at an address.
+// dial connects a command of multihost to a worker by its address.
 func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.Conn, error) {
 	if w.real != nil {
 		return w.real.dial(ctx, p, addr)
@@ -267,7 +267,7 @@ func (w *lifeWorld) dial(ctx context.Context, p *lifeProcess, addr string) (net.
 	return nil, ctx.Err()
 }
 
-// A lifeWay connects a command of multihost to the API. Its RoundTrip makes a call.
+// A lifeWay connects a command of multihost to the API. RoundTrip makes one call.
 type lifeWay struct {
 	world   *lifeWorld
 	process *lifeProcess
@@ -308,8 +308,8 @@ func (l *lifeWay) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// A lifeQueue makes slices without the text of their startup script, which the workers of a
-// story do not need. Encoding that text would take a tenth of the time.
+// A lifeQueue makes slices without their startup script, which workers of a story do not
+// need. Encoding the script would take a tenth of the time.
 type lifeQueue struct{ provision.Provider }
 
 func (q lifeQueue) Unwrap() provision.Provider { return q.Provider }
@@ -342,7 +342,7 @@ func (w *lifeWorld) dawdle(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// loses reports whether a message is lost on its way. If it is, loses counts n down.
+// loses reports whether a message is lost on its way. If so, it counts n down.
 func (w *lifeWorld) loses(n *int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -353,7 +353,7 @@ func (w *lifeWorld) loses(n *int) bool {
 	return true
 }
 
-// call sends a request of who to the API.
+// call sends a request to the API in the name of who.
 func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	if w.apiIsAway() {
@@ -402,7 +402,7 @@ func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecord
 	return answer
 }
 
-// ask sends a request to the API that no fault affects.
+// ask sends a request to the API past all faults.
 func (w *lifeWorld) ask(method, path string) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	w.server.ServeHTTP(answer, httptest.NewRequest(method, path, http.NoBody))
@@ -464,7 +464,7 @@ func (w *lifeWorld) inject(text string) error {
 	return err
 }
 
-// A lifeKit has the keys that all stories share, because it is expensive to make keys.
+// A lifeKit has the keys that all stories share, because making keys is slow.
 type lifeKit struct {
 	identity *sshkey.Identity
 	keys     []ssh.Signer

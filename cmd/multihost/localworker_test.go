@@ -36,8 +36,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// localWorkers are the machines of a simulated cloud. Their workers are reached without
-// SSH. So nobody has a key to log in with.
+// localWorkers are the machines of a simulated cloud. They are reached without SSH, so
+// nobody has a key for them.
 type localWorkers struct {
 	worker.Backend
 	mu      sync.Mutex
@@ -79,8 +79,8 @@ func (b *localWorkers) each(node string, f func(*localworker.Worker)) {
 	}
 }
 
-// A run and a job work over a connection that is not SSH. They sync, do the preflight,
-// start, follow, reconnect and stop.
+// A run and a job sync, do the preflight, start, follow, reconnect and stop over a
+// connection other than SSH.
 func TestRunAndJobOverLocalProcesses(t *testing.T) {
 	besideOthers(t)
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-local-")
@@ -161,7 +161,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 		}, done
 	}
 
-	// First a run whose connections break while it prints.
+	// The connections of the first run break while its command prints.
 	var ended <-chan error
 	said, ended = begin(func(d *deps) (stage.Outcome, error) {
 		return job.Run(t.Context(), jobDeps(d), options("t", script))
@@ -182,7 +182,7 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 		}
 	}
 
-	// Then a run that is stopped.
+	// The second run is stopped.
 	backend.each("t", func(w *localworker.Worker) { testkit.Must(t, os.Remove(filepath.Join(w.Home, "go"))) })
 	stopped := options("t", script)
 	stopped.Run = "s"
@@ -195,7 +195,6 @@ func TestRunAndJobOverLocalProcesses(t *testing.T) {
 		t.Errorf("the stopped run ends with %v; it said %s", err, said())
 	}
 
-	// A job.
 	ty, err := tpu.ParseType("v5litepod-4")
 	testkit.Must(t, err)
 	request := qr.Request{ID: "j", NodeCount: 2, NodePrefix: "j", Type: ty, Tier: qr.Spot}

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A login may export settings that change what programs do. Every command still works as it
-// does for an ordinary login, on both kinds of workers.
+// A login may export settings that change what programs do. Every command must still work
+// as for an ordinary login, on both kinds of workers.
 func TestWhatALoginExportsChangesNoCommand(t *testing.T) {
 	testkit.OnlyInAll(t, "TestWhatALoginExportsChangesNoResult of package launch")
 	besideOthers(t)

@@ -24,14 +24,14 @@ func main() {
 	os.Exit(status)
 }
 
-// leastHeap is the size of an allocation that counts as heap. Nothing ever touches it, so
-// it uses no memory. With it, the heap of a run of a few hundred workers grows to twice
-// this size before the garbage collector runs. Without it, garbage collection takes a
+// leastHeap is the size of an allocation that counts as heap. Nothing touches it, so it
+// uses no memory. It makes the garbage collector run less often: in a run of a few hundred
+// workers, only when the heap is twice this size. Without it, garbage collection takes a
 // seventh of the CPU time of such a run.
 const leastHeap = 48 << 20
 
-// mainStatus does what main does, but returns the exit status. So tests can run the program
-// as one of their commands.
+// mainStatus does the work of main but returns the exit status, so that tests can run the
+// program as one of their commands.
 func mainStatus() int { return ownProcess().run(os.Args[1:]) }
 
 // ownProcess returns the streams and environment of this process.
@@ -41,16 +41,15 @@ func ownProcess() process {
 		lookup: lookupEnv, home: homeDir(),
 		leave: make(chan struct{}),
 	}
-	p.dir, _ = os.Getwd() // fails if the directory was deleted
+	p.dir, _ = os.Getwd() // fails if somebody has deleted the directory
 	return p
 }
 
 // run carries out a command line and returns the exit status.
 func (p process) run(argv []string) int {
-	// A write to a closed pipe must be an error that we handle. It must not end the
-	// program, because the reader of the output may go away while the run continues. We
-	// catch SIGPIPE and do not ignore it, because the programs that we start would inherit
-	// an ignored signal.
+	// The reader of the output may go away while the run continues. A write to a closed
+	// pipe must then return an error and must not end the program. We catch SIGPIPE and do
+	// not ignore it, because the programs that we start would ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	c := &call{process: p}
 	c.signals.Leave = p.leave
@@ -59,8 +58,8 @@ func (p process) run(argv []string) int {
 	return c.run(ctx, argv)
 }
 
-// homeDir returns the user's home directory, even if the environment has no HOME, as in
-// cron and containers. It returns "" if there is none.
+// homeDir returns the user's home directory even without HOME, as in cron and containers.
+// It returns "" if there is none.
 func homeDir() string {
 	if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
 		return home
@@ -71,8 +70,8 @@ func homeDir() string {
 	return ""
 }
 
-// lookupEnv is os.LookupEnv with one exception: if USER is not set, as in cron and
-// containers, it is the current user's name.
+// lookupEnv is os.LookupEnv, except that USER always has a value: the current user's name
+// if it is not set, as in cron and containers.
 func lookupEnv(key string) (string, bool) {
 	v, ok := os.LookupEnv(key)
 	if key == "USER" && v == "" {

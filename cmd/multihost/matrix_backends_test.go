@@ -27,13 +27,13 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A matrixBackend is a kind of workers on which some cells of a matrix run for real. mark
+// A matrixBackend is a kind of worker on which some cells of a matrix run for real. mark
 // marks these cells in the table.
 type matrixBackend struct{ name, mark string }
 
-// onBackend returns the cells that run on the workers of a backend. For each fault there is
-// one phase. The cells of a backend together cover every phase. For each fault, every
-// backend has another phase.
+// onBackend returns the cells that run on the workers of a backend: one phase for each
+// fault. Together these cells cover every phase. Two backends never have the same phase for
+// a fault.
 func (on *matrixProvider) onBackend(backend int) []int {
 	faults := matrixFaults(on)
 	chosen, used := make([]int, len(faults)), make([]int, len(matrixPhases))
@@ -71,9 +71,9 @@ func wholeMatrix() bool { return os.Getenv("MATRIX") == "whole" }
 
 // TestMatrixOnRealWorkers runs a part of the matrix on workers that run everything for
 // real: shells of the process backend, and namespaces with OpenSSH and a kernel of their
-// own. With MATRIX=whole it runs all of it. The expected results are in the table of
-// TestMatrix. So this test shows that the stand-ins of TestMatrix behave like real workers.
-// A training that a fault interrupts must continue from its checkpoint.
+// own. With MATRIX=whole it runs all cells. The table of TestMatrix has the expected
+// results. So this test shows that the stand-ins of TestMatrix behave like real workers. A
+// training that a fault interrupts must continue from its checkpoint.
 func TestMatrixOnRealWorkers(t *testing.T) {
 	testkit.OnlyInAll(t, "TestMatrix")
 	besideOthers(t)
@@ -134,9 +134,9 @@ func (on *matrixProvider) onRealWorkers(t *testing.T, identity *sshkey.Identity)
 	}
 }
 
-// newRealCell returns a cell on real workers. The clock of the runner is fast here, too,
-// but it stops while this process gets no processor. So the runner does not believe that
-// hours have passed if the machine is slow.
+// newRealCell returns a cell on real workers. The clock of its runner is fast, too, but
+// stops while this process gets no processor. So the runner on a slow machine does not
+// believe that hours have passed.
 func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrixFault, backend string) *cell {
 	dir, err := os.MkdirTemp(memoryDir(), "multihost-matrix-")
 	testkit.Must(t, err)
@@ -174,10 +174,11 @@ func newRealCell(t *testing.T, identity *sshkey.Identity, phase string, fault ma
 	return c
 }
 
-// realWidth is how many jobs on real workers run at once. They wait most of the time.
+// realWidth is how many jobs on real workers run at once. Most of the time they wait.
 const realWidth = 7
 
-// realHurry says how many times slower the clock is for real workers.
+// realHurry is the factor by which the clock is slower with real workers than with
+// stand-ins.
 const realHurry = 4
 
 // forReal adapts the job of a cell to real workers.
@@ -191,13 +192,13 @@ func (c *cell) forReal(o *job.JobOptions) {
 		o.Run.Script = c.training(o.Run.Dir)
 	case c.fault.ends:
 		o.Run.Script = "[ $MULTIHOST_ATTEMPT != 1 ] || exec sleep 1000"
-	default: // the command may end before or after the fault, which does not affect it
+	default: // the command may end before or after the fault
 		o.Run.Script = "exec sleep 2"
 	}
 }
 
-// training returns a command that trains until something happens, and keeps its checkpoint
-// in the bucket. After a restart it trains some further steps.
+// training returns a command that trains until something happens. It keeps its checkpoint
+// in the bucket. After a restart it trains some more steps.
 func (c *cell) training(dir string) string {
 	for _, name := range []string{"train.py", "declaration.txt"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "examples", "train", name))
@@ -223,7 +224,7 @@ wait $!`, url, sim.DefaultBucket)
 
 var stepsOfCheckpoint = regexp.MustCompile(`"steps": ([0-9]+)`)
 
-// stepsKept returns the number of steps in the checkpoint in the bucket.
+// stepsKept returns the number of steps in the bucket's checkpoint.
 func (c *cell) stepsKept() int {
 	for _, o := range c.server.Objects(sim.DefaultBucket) {
 		if head, _, _ := bytes.Cut(o.Data, []byte("\n")); o.Name == "checkpoint" && stepsOfCheckpoint.Match(head) {
@@ -241,7 +242,7 @@ func (c *cell) awaitCheckpoint() {
 	}
 }
 
-// wentOn returns an error if a training did not continue from its checkpoint.
+// wentOn returns an error unless the training has continued from its checkpoint.
 func (c *cell) wentOn() error {
 	text, err := os.ReadFile(filepath.Join(c.dir, "runs", "m", "attempt-2", "output_slice_0000_worker_0000.txt"))
 	if err != nil {
@@ -273,7 +274,7 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 	if err != nil {
 		return nil, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port // fix the port before the first worker exists
+	port := l.Addr().(*net.TCPAddr).Port // choose the port before the first worker exists
 	if err := l.Close(); err != nil {
 		return nil, err
 	}
@@ -287,7 +288,7 @@ func newRealWorkers(backend, dir string) (*realWorkers, error) {
 }
 
 // Start makes a machine. A fault belongs to the machine on which it was set, not to a later
-// machine of the same name.
+// one of the same name.
 func (b *realWorkers) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
 	spec.Faults = nil
 	m, err := b.Backend.Start(ctx, spec)
@@ -342,7 +343,7 @@ type realVM struct {
 	spec worker.Spec
 	mu   sync.Mutex
 	up   bool
-	fell int // how often it has gone down
+	fell int // how often the machine has gone down
 }
 
 // An innerVM is a realVM with a network of its own.
@@ -358,13 +359,13 @@ func (vm *realVM) isUp() bool {
 }
 
 // reachable(false) cuts all connections to the machine and refuses new ones.
-// reachable(true) accepts them again.
+// reachable(true) accepts connections again.
 func (vm *realVM) reachable(yes bool) {
 	fault := worker.Fault{Kind: worker.Unreachable, Mode: "refuse"}
 	if yes {
 		fault = worker.Fault{Kind: worker.Clear, Name: string(worker.Unreachable)}
 	}
-	_ = vm.SetFault(fault) // unless it is stopped
+	_ = vm.SetFault(fault) // fails if the machine has stopped
 }
 
 func (vm *realVM) Reboot(ctx context.Context) error {

@@ -12,23 +12,23 @@ import (
 	"multihost/internal/sim"
 )
 
-// A lonelyProvider makes the slices of a job without runner. Each provider has a matrix of
-// its own.
+// A lonelyProvider makes the slices of a job without runner. Each one has a matrix of its
+// own.
 type lonelyProvider struct {
 	*matrixProvider
 	mark    string   // mark before its table
 	workers int      // number of workers of the job
 	gathers bool     // the workers wait for each other before they begin
-	whole   int      // the first phase in which the request is complete
-	api     string   // a part of the path of every call to the provider's API
+	whole   int      // the first phase with a complete request
+	api     string   // a part of the path that every call of the provider's API has
 	paths   []string // paths of the resources that workers delete
 
-	starts func(s *lonelyStage) // before the job
+	starts func(s *lonelyStage) // called before the job starts
 
-	// state returns the state of the slices and of their request as left. left is "" if
-	// there are neither slices nor a queued resource. While there are no workers yet, phase
-	// is the present phase. Later, phase is "". If nothing will change without workers,
-	// phase is still.
+	// state returns the state of the slices and of their request as left, or "" if there
+	// are neither slices nor a queued resource. While there are no workers yet, it returns
+	// the present phase, later "". If nothing can change without workers, it returns still
+	// as the phase.
 	state func(sim.Status) (left, phase string)
 }
 
@@ -65,15 +65,15 @@ var lonelyOnGCE = &lonelyProvider{
 	api:            "/compute/v1/",
 	paths:          []string{inZone + "instanceGroupManagers/m-0", inZone + "instanceGroupManagers/m-1"},
 	starts: func(s *lonelyStage) {
-		if s.phase == "waiting" { // without this, the simulator provides machines at once
+		if s.phase == "waiting" { // otherwise the simulator would provide the machines at once
 			s.set("no-capacity group=m-*")
 		}
 	},
 	state: groupState,
 }
 
-// groupState is the function state of a lonelyProvider with groups. The last slice decides
-// the phase.
+// groupState is the function state of a lonelyProvider whose slices are groups. The last
+// slice decides the phase.
 func groupState(now sim.Status) (left, phase string) {
 	all := 0
 	for _, g := range now.Groups {
@@ -98,7 +98,7 @@ func groupState(now sim.Status) (left, phase string) {
 	return strings.TrimSuffix(left, "; "), phase
 }
 
-// remains names what exists in the cloud. It returns "" if there is nothing.
+// remains names what exists in the cloud, or returns "" if there is nothing.
 func (on *lonelyProvider) remains(s *lonelyStage) string {
 	for _, kind := range on.kinds {
 		var all map[string]json.RawMessage

@@ -47,10 +47,10 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// lonelyPhases are the phases of a job without runner in which something can happen.
+// lonelyPhases are the phases of a job without runner in which a fault can happen.
 var lonelyPhases = []string{"requested", "waiting", "provisioning", "boot", "preflight", "run", "between attempts", "end", "deletion"}
 
-// Places in lonelyPhases.
+// Indexes of lonelyPhases.
 const (
 	fromBoot      = 3
 	fromPreflight = 4
@@ -58,24 +58,24 @@ const (
 	fromDeletion  = 8
 )
 
-// A lonelyFault is something that happens once to a job without runner.
+// A lonelyFault is a fault that happens once to a job without runner.
 type lonelyFault struct {
 	name   string
-	only   *lonelyProvider // the only slices to which it can happen; nil: all slices
+	only   *lonelyProvider // the only provider whose slices it can hit; nil: all
 	from   int             // first phase in which it can happen
-	last   int             // last phase in which it can happen; 0: all
+	last   int             // last phase in which it can happen; 0: the last one
 	strike func(s *lonelyStage)
-	code   int    // exit status of attach if it happens before the phase until
-	until  int    // the first phase in which that status is 0
-	taken  string // it takes the machines of these slices away; "": it takes none away
-	again  bool   // a user types the job again if it has not ended with 0
-	short  bool   // the time to live is short
-	long   bool   // the command would not end by itself in time
-	bound  bool   // it happens to slices that are not spot
-	brief  bool   // the slices may run for shortLife at the longest
+	code   int    // exit status of attach if it happens before the phase at index until
+	until  int    // the first phase in which attach ends with 0
+	taken  string // the slices whose machines it takes away; "": none
+	again  bool   // if the job has not ended with 0, the user types it again
+	short  bool   // the job has a short --ttl
+	long   bool   // without the fault, the command would not end in time
+	bound  bool   // only slices that are not spot have it
+	brief  bool   // the slices may run for at most shortLife
 	stays  bool   // no worker may delete the slices, so the user does
-	alone  bool   // if workers wait for each other before they begin, these wait without success
-	missed bool   // if it happens in the preflight, the other slice begins without this one and fails
+	alone  bool   // if workers wait for each other before they begin, these wait in vain
+	missed bool   // if it happens in the preflight, the other slice begins alone and fails
 }
 
 func lonelyFaults(on *lonelyProvider) []lonelyFault {
@@ -122,8 +122,8 @@ func lonelyFaults(on *lonelyProvider) []lonelyFault {
 
 const (
 	// timeToLive is the --ttl of every job on the stage. No job lasts that long by itself.
-	// shortLife is the --ttl of jobs for which it expires in a phase. A worker that is
-	// silent for shortLife does not yet count as dead.
+	// shortLife is the --ttl of jobs in which it must expire. A worker that is silent for
+	// shortLife does not count as dead yet.
 	timeToLive = 24 * time.Hour
 	shortLife  = 20 * time.Minute
 	// lookEvery is how often a worker looks at its command and at the other workers. The
@@ -132,19 +132,18 @@ const (
 	lookEvery = time.Minute
 	// slicesDeadline is how long workers wait for each other.
 	slicesDeadline = 30 * time.Minute
-	// commandTime is how long a command runs. It is also how long a command takes to notice
-	// that its process on another worker is gone.
+	// commandTime is how long a command runs. It is also the time in which a command
+	// notices that its process on another worker has gone.
 	commandTime = 5 * time.Minute
 	bootTime    = 40 * time.Second
 	simStep     = time.Second
 )
 
-// A lonelyStage is a job without runner to which one thing happens in one phase. Its
-// workers do what multihost-agent does. The stage answers the workers: calls go to the
-// simulator's API. Operations of the supervisor leave the files that the real ones leave.
-// It runs in a bubble of package synctest: the time stands still while a goroutine runs.
-// When all goroutines wait, it jumps to the next event. So the speed of the machine does
-// not matter.
+// A lonelyStage is a job without runner in which one fault happens in one phase. Its
+// workers do what multihost-agent does. The stage answers them: calls go to the simulator's
+// API, and operations of the supervisor leave the same files as real ones. All of it runs
+// in a bubble of package synctest: time stands still while a goroutine runs, and jumps to
+// the next event when all goroutines wait. So the speed of the machine does not matter.
 type lonelyStage struct {
 	t      *testing.T
 	on     *lonelyProvider
@@ -156,19 +155,19 @@ type lonelyStage struct {
 	begin  time.Time
 	struck atomic.Bool
 	over   chan struct{}  // closed after the fault has happened
-	wg     sync.WaitGroup // goroutines of later
+	wg     sync.WaitGroup // goroutines that the function later starts
 
-	mu      sync.Mutex // nobody holds this lock while it waits for anything
+	mu      sync.Mutex // nobody waits for anything while holding this lock
 	vms     []*stageVM
 	booted  time.Time // when the first machine booted
-	arrived int       // workers in the phase
+	arrived int       // number of workers in the phase of the fault
 	down    []outage
-	still   time.Time               // nobody does anything before
+	still   time.Time               // until then, nobody does anything
 	begun   map[int]map[string]bool // which workers have started an attempt
 	ends    map[int]time.Time       // the time at which its command ends …
 	code    map[int]int             // … and how
-	lost    int                     // newest attempt that has lost a process because a machine has ended
-	shaken  bool                    // a machine was rebooted so that the job comes into the phase between two attempts
+	lost    int                     // newest attempt that has lost a process because a machine went down
+	shaken  bool                    // the test has rebooted a machine, so that the job has a phase between two attempts
 	closed  bool
 }
 
@@ -178,9 +177,9 @@ type outage struct {
 	until time.Time
 }
 
-// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and fault. In
-// every case the job ends with the right status and leaves nothing behind. The table of
-// results is in docs/reliability.md. -update writes it.
+// TestMatrixOfDetachedJobs runs a job without runner for every pair of phase and fault.
+// Each job must end with the right status and leave nothing behind. The table of results is
+// in docs/reliability.md. -update writes the table.
 func TestMatrixOfDetachedJobs(t *testing.T) { runLonelyMatrix(t, lonelyOnTPU) }
 
 func runLonelyMatrix(t *testing.T, on *lonelyProvider) {
@@ -302,13 +301,13 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 		}
 		left = s.left()
 	}
-	if left != "" && (s.fault.taken != "" || s.fault.stays) { // no worker is left that could delete it
+	if left != "" && (s.fault.taken != "" || s.fault.stays) { // no worker is left to delete the slices
 		if _, err := provider.Delete(context.Background(), "m", provision.DeleteOptions{OnlyRun: "m"}); err != nil {
 			return failed("%v", err)
 		}
 		result += " †"
 	}
-	if left = s.on.remains(s); left != "" { // the next command deletes parts that were in use until the workers were gone
+	if left = s.on.remains(s); left != "" { // the next command deletes parts that were in use while workers existed
 		<-time.After(provision.MakingTime)
 		wait := gc.WarnOfLeftovers(context.Background(), gc.Deps{Reach: d.Reach, StateDir: d.StateDir}, "ann", "")
 		<-time.After(workers.WarnLimit)
@@ -320,7 +319,7 @@ func (s *lonelyStage) run(story *testkit.Buffer) (result string) {
 	return result
 }
 
-// again types a job that has lost its slices a second time. The job must continue and
+// again types a job a second time after it has lost its slices. The job must continue and
 // succeed.
 func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	s.mu.Lock()
@@ -340,14 +339,14 @@ func (s *lonelyStage) again(d *deps, o job.JobOptions, roots gcp.Roots) error {
 	return err
 }
 
-// left returns the state of the slices and of their request. It returns "" if there is no
-// slice and no queued resource.
+// left returns the state of the slices and of their request, or "" if there is neither a
+// slice nor a queued resource.
 func (s *lonelyStage) left() string {
 	left, _ := s.on.state(s.server.Status())
 	return left
 }
 
-// play lets time pass until nothing more can happen. It returns what is left.
+// play lets time pass until nothing more can happen. left is what exists then.
 func (s *lonelyStage) play() (left string, err error) {
 	for {
 		var phase string
@@ -367,10 +366,10 @@ func (s *lonelyStage) play() (left string, err error) {
 	}
 }
 
-// anybody reports whether a worker is doing something or is about to boot.
+// anybody reports whether any worker is active or about to boot.
 func (s *lonelyStage) anybody() bool { return s.anybodyOf(anyVM) }
 
-// anybodyOf does what anybody does, for some of the machines.
+// anybodyOf is anybody for the machines that of selects.
 func (s *lonelyStage) anybodyOf(of func(*stageVM) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -384,7 +383,7 @@ func (s *lonelyStage) lastVM() func(*stageVM) bool {
 	return func(vm *stageVM) bool { return vm.spec.Node == "m-1" && vm.spec.Index == s.on.workers/2-1 }
 }
 
-// reached makes the fault happen once, when the job is in the phase of the fault.
+// reached makes the fault happen, once, when the job is in the fault's phase.
 func (s *lonelyStage) reached(phase string) {
 	if phase == s.phase && s.struck.CompareAndSwap(false, true) {
 		s.fault.strike(s)
@@ -416,7 +415,7 @@ func (vm *stageVM) reaches(boot int, phase string) {
 }
 
 // inject sets a fault of the simulator. It returns when everything that the fault takes
-// away is gone.
+// away has gone.
 func (s *lonelyStage) inject(text string) {
 	s.set(text)
 	if s.fault.taken != "" {
@@ -424,7 +423,7 @@ func (s *lonelyStage) inject(text string) {
 	}
 }
 
-// awaitDown waits until no machine of the slices is left.
+// awaitDown waits until all machines of the slices have gone.
 func (s *lonelyStage) awaitDown(nodes string) {
 	of := func(vm *stageVM) bool { return nodes == "m-*" || vm.spec.Node == nodes }
 	for begin := time.Now(); s.anybodyOf(of); <-time.After(simStep / 10) {
@@ -455,22 +454,21 @@ func (s *lonelyStage) call(method, path, body string) (answered string) {
 	return answer.Body.String()
 }
 
-// outage makes calls fail if their "METHOD /path" contains call.
+// outage makes calls fail for the time d if their "METHOD /path" contains call.
 func (s *lonelyStage) outage(call string, code int, d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = append(s.down, outage{call, code, time.Now().Add(d)})
 }
 
-// standStill stops all activity until shortly after the time d has passed since the first
-// boot.
+// standStill stops all activity until shortly after the time d since the first boot.
 func (s *lonelyStage) standStill(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.still = s.booted.Add(d + 5*time.Second)
 }
 
-// kill takes workers away permanently. reboot takes them away for two minutes.
+// kill takes workers away for good. reboot takes them away for two minutes.
 func (s *lonelyStage) kill(of func(*stageVM) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -493,9 +491,9 @@ func (s *lonelyStage) reboot(of func(*stageVM) bool) {
 	}
 }
 
-// bootIn lets a machine boot after some time. Each machine acts at its own fraction of the
-// second, because the agent waits for whole seconds. So no two machines act at the same
-// moment, and their order is the same each time. The caller holds mu.
+// bootIn boots a machine after the time d. The agent waits for whole seconds, so each
+// machine acts at its own fraction of the second. No two machines act at the same moment,
+// and their order is always the same. The caller holds mu.
 func (s *lonelyStage) bootIn(vm *stageVM, d time.Duration) {
 	vm.coming = true
 	d = time.Until(time.Now().Add(d).Truncate(time.Second).Add(vm.part()))
@@ -522,7 +520,7 @@ func (vm *stageVM) part() time.Duration {
 	return d
 }
 
-// Port, Start and Close make the stage the simulator's worker.Backend.
+// Port, Start and Close make the stage a worker.Backend of the simulator.
 func (s *lonelyStage) Port() int { return 22 }
 
 func (s *lonelyStage) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
@@ -571,12 +569,12 @@ type stageVM struct {
 	stage    *lonelyStage
 	spec     worker.Spec
 	boots    int
-	power    func()        // takes it
+	power    func()        // ends the present boot
 	off      chan struct{} // closed at the end of this boot; nil while the machine is down or its program has ended
-	coming   bool          // it is to boot
-	dead     bool          // it never comes back
+	coming   bool          // the machine is about to boot
+	dead     bool          // the machine never comes back
 	gone     bool          // its slice is deleted
-	taken    chan struct{} // closed then
+	taken    chan struct{} // closed when the slice is deleted
 	commands map[int]*stageCommand
 	ended    sync.WaitGroup
 }
@@ -597,7 +595,7 @@ func (vm *stageVM) HostKeys() map[string]string {
 	return map[string]string{"ssh-ed25519": base64.StdEncoding.EncodeToString([]byte(vm.spec.Name))}
 }
 
-// If a host has failed, SetFault switches its machine off. Reboot switches the machine on
+// SetFault switches the machine off if its host fails. Reboot switches the machine on
 // again.
 func (vm *stageVM) SetFault(f worker.Fault) error {
 	if f.Kind != worker.Reboot {
@@ -624,7 +622,7 @@ func (vm *stageVM) Stop(context.Context) error {
 	return nil
 }
 
-// take takes the machine away permanently. The caller holds mu.
+// take takes the machine away for good. The caller holds mu.
 func (vm *stageVM) take() {
 	if !vm.gone {
 		vm.gone = true
@@ -642,14 +640,14 @@ func (vm *stageVM) halt() {
 	for attempt, c := range vm.commands {
 		switch end, ends := vm.stage.ends[attempt]; {
 		case c.over || c.boot != vm.boots:
-		case ends && !time.Now().Before(end): // it has ended by itself before that
+		case ends && !time.Now().Before(end): // the command ended by itself before the halt
 			c.end(vm.stage.code[attempt], "", end)
 		default:
 			vm.stage.loses(attempt)
 			vm.stage.lost = max(vm.stage.lost, attempt)
 		}
 	}
-	vm.boots++ // calls of the last boot get no answer
+	vm.boots++ // calls of the last boot get no answer any more
 	close(vm.off)
 	vm.off = nil
 }
@@ -701,7 +699,7 @@ func (vm *stageVM) tryBoot() error {
 	return nil
 }
 
-// A stageBoot is the environment of the agent during one boot.
+// A stageBoot is what the agent sees during one boot.
 type stageBoot struct {
 	*stageVM
 	boot int
@@ -709,8 +707,7 @@ type stageBoot struct {
 
 var errPowerless = errors.New("the machine is off")
 
-// settle waits while a standstill stops all activity. If the power is gone, it waits for
-// ever.
+// settle waits while a standstill stops all activity. Without power it waits for ever.
 func (b stageBoot) settle() error {
 	b.wait(b.boot, b.stillUntil())
 	if !b.isUp(b.boot) {
@@ -752,12 +749,12 @@ func (b stageBoot) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// call answers a call of an API. It returns nil if the power is gone.
+// call answers a call of an API, or returns nil without power.
 func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.ResponseRecorder {
 	if vm.stage.noticed(vm, r.Method, r.URL.Path); !vm.isUp(boot) {
 		return nil
 	}
-	if strings.HasSuffix(r.URL.Path, "/control/attempt") { // the last look of a round
+	if strings.HasSuffix(r.URL.Path, "/control/attempt") { // the last call of each look at the other workers
 		vm.stage.looked()
 	}
 	req := httptest.NewRequest(r.Method, r.URL.String(), bytes.NewReader(body))
@@ -771,7 +768,7 @@ func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.Respon
 	return answer
 }
 
-// Run has the effects of the program p that the agent can see.
+// Run leaves what program p would leave, as far as the agent can see it.
 func (b stageBoot) Run(_ context.Context, p detached.Program) (detached.Output, error) {
 	var out detached.Output
 	op := slices.IndexFunc(p.Args, func(word string) bool { return strings.HasPrefix(word, "multihost-") })
@@ -808,8 +805,8 @@ func (vm *stageVM) wait(boot int, until time.Time) {
 	}
 }
 
-// A standstill stops all activity. stillUntil returns the first time after it at which this
-// machine acts. If there is no standstill, that time is in the past.
+// stillUntil returns the first time after a standstill at which this machine acts. Without
+// a standstill, that time is in the past.
 func (vm *stageVM) stillUntil() time.Time {
 	vm.stage.mu.Lock()
 	defer vm.stage.mu.Unlock()
@@ -817,13 +814,13 @@ func (vm *stageVM) stillUntil() time.Time {
 }
 
 // loses makes an attempt fail as JAX does when another process is silent. If the attempt
-// ends before, nothing happens.
+// ends earlier, nothing happens.
 func (s *lonelyStage) loses(attempt int) {
 	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
 }
 
-// looked is called when a worker has nothing to do for the moment. If the job has to come
-// between two attempts, it reboots one of the machines when both run.
+// looked is called when a worker has nothing to do for the moment. If the job must come
+// between two attempts, looked reboots one of the machines once both run.
 func (s *lonelyStage) looked() {
 	s.mu.Lock()
 	running := 0
@@ -845,7 +842,8 @@ func (s *lonelyStage) looked() {
 	}
 }
 
-// operate has the effects of an operation of the supervisor that the agent can see.
+// operate leaves what an operation of the supervisor would leave, as far as the agent can
+// see it.
 func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (answer string) {
 	s := vm.stage
 	s.mu.Lock()
@@ -875,7 +873,7 @@ func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (a
 		s.begun[attempt][vm.name()] = true
 		switch n := len(s.begun[attempt]); {
 		case n == 1:
-			s.loses(attempt) // unless the others begin before that
+			s.loses(attempt) // unless the other workers begin before that
 		case n == s.on.workers && now.Before(s.ends[attempt]) && s.lost != attempt:
 			delete(s.ends, attempt)
 			if s.code[attempt] = 0; !s.fault.long {
@@ -911,7 +909,7 @@ func (c *stageCommand) end(code int, reason string, now time.Time) {
 	_ = os.WriteFile(filepath.Join(c.dir, "exit"), []byte(text), 0o600) // the agent sees that the file is missing
 }
 
-// ask asks the machine's metadata server. It returns nil when the server does not answer.
+// ask asks the machine's metadata server. It returns nil if the server does not answer.
 func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
 	if off := vm.stage.outageOf(""); off != nil && off.code == 0 {
 		return nil
@@ -923,7 +921,7 @@ func (vm *stageVM) ask(method, path, body string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// instance answers a read of the machine's metadata server. It returns nil when the server
+// instance answers a read of the machine's metadata server, or returns nil if the server
 // does not answer.
 func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 	const job = "attributes/multihost-job"
@@ -938,7 +936,7 @@ func (vm *stageVM) instance(boot int, path string) *httptest.ResponseRecorder {
 	return answer
 }
 
-// outageOf returns the outage that affects a call now. It returns nil if there is none.
+// outageOf returns the outage that hits a call now, or nil.
 func (s *lonelyStage) outageOf(call string) *outage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -969,7 +967,7 @@ func (h inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// briefly carries requests, but leaves the scripts of workers out of them.
+// briefly carries requests without the scripts of workers.
 type briefly struct {
 	inProcess
 	s *lonelyStage
@@ -992,7 +990,7 @@ func (b briefly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// noticed recognizes a phase by the request that a worker is about to send.
+// noticed recognizes a phase by the next request of a worker.
 func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	s.mu.Lock()
 	ended := false
@@ -1011,18 +1009,18 @@ func (s *lonelyStage) noticed(vm *stageVM, method, path string) {
 	}
 }
 
-// isBetween reports whether the machine is up again after a reboot that was to bring the
-// job between two attempts.
+// isBetween reports whether the machine is up again after the reboot that brings the job
+// between two attempts.
 func (s *lonelyStage) isBetween(vm *stageVM) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.shaken && vm.boots > 2 && vm.off != nil
 }
 
-// startups matches the texts of the startup and the shutdown script in a request. They are
-// values of an object or of items.
+// startups matches the startup and the shutdown script in a request, both as values of an
+// object and of items.
 var startups = regexp.MustCompile(`("(?:startup|shutdown)-script"(?::|,\s*"value":)\s*")(?:[^"\\]|\\.)*"`)
 
-// withoutStartup removes the texts that startups matches from a request. These workers do
-// not need them. Sent back with every answer, they would take most of the time.
+// withoutStartup removes the scripts from a request. These workers do not need them, and
+// sending them back in every answer would take most of the time.
 func withoutStartup(body []byte) []byte { return startups.ReplaceAll(body, []byte(`$1#"`)) }

@@ -19,19 +19,19 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A matrixProvider makes the slices of a cell. Each provider has a matrix of its own.
+// A matrixProvider makes the slices of a cell. Each one has a matrix of its own.
 type matrixProvider struct {
 	name   string
 	mark   string // mark before its table
 	open   func(*gcp.Client) provision.Provider
 	asks   func(matrixFault) provision.Request
-	starts func(c *cell) // before the job
+	starts func(c *cell) // called before the job starts
 
-	// serve makes the simulator answer a request of the runner. From the answers it finds
-	// the phases in which there are no workers.
+	// serve lets the simulator answer a request of the runner. From the answers it
+	// recognizes the phases without workers.
 	serve func(c *cell, r *http.Request) *httptest.ResponseRecorder
 
-	kinds    []string // the collections of the API that are empty at the end
+	kinds    []string // the collections of the API that must be empty at the end
 	backends []matrixBackend
 }
 
@@ -91,7 +91,7 @@ func onCompute(own qr.Request) provision.Request {
 	return r
 }
 
-// answer makes the simulator answer a request.
+// answer lets the simulator answer a request.
 func (c *cell) answer(r *http.Request) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	c.server.ServeHTTP(answer, r)
@@ -116,20 +116,20 @@ func (c *cell) serveTPU(r *http.Request) *httptest.ResponseRecorder {
 	return answer
 }
 
-// serveGCE also clears a fault that makes the API show a state that the job has left.
+// serveGCE also clears a fault that keeps the API in a state that the job has left.
 func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 	const groups = "/instanceGroupManagers"
 	answer := c.answer(r)
 	switch {
 	case strings.Contains(r.URL.Path, "/operations/") && !strings.Contains(answer.Body.String(), `"DONE"`):
-		c.ticks.tick() // tick once, so that the next list shows the step after the operation
+		c.ticks.tick() // tick once, so that the next list shows the state after the operation
 	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, groups):
 		c.made.Add(1)
 		if c.phase == "requested" { // so far, only a part of the resource exists
 			c.strike()
 		}
 	case r.Method == http.MethodDelete && path.Base(path.Dir(r.URL.Path)) == path.Base(groups):
-		_, _ = c.server.Clear("group-topology") // clear the fault of the group that goes
+		_, _ = c.server.Clear("group-topology") // clear the fault, because the job is deleting the group
 	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, groups):
 		if slices.Contains(phasesOf(answer.Body.Bytes()), c.phase) {
 			c.strike()
@@ -140,7 +140,7 @@ func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 	return answer
 }
 
-// phasesOf returns the phases in which slice m-1 can be, from a list of groups.
+// phasesOf reads a list of groups. It returns the phases in which slice m-1 can be.
 func phasesOf(list []byte) (phases []string) {
 	var all struct {
 		Items []struct {
@@ -155,7 +155,7 @@ func phasesOf(list []byte) (phases []string) {
 			} `json:"status"`
 		} `json:"items"`
 	}
-	_ = json.Unmarshal(list, &all) // the error of an API has no groups
+	_ = json.Unmarshal(list, &all) // an error of an API has no groups
 	for _, g := range all.Items {
 		if g.Name != "m-1" {
 			continue
@@ -170,8 +170,8 @@ func phasesOf(list []byte) (phases []string) {
 	return phases
 }
 
-// In some cells, something happens while groups wait for machines. There queueGroups makes
-// the groups wait. Without it, the simulator provides machines at once.
+// queueGroups makes groups wait for machines in cells whose fault happens in that phase.
+// Otherwise the simulator provides machines at once.
 func (c *cell) queueGroups() {
 	if c.phase == "waiting" {
 		c.set("no-capacity group=m-*")
@@ -190,7 +190,7 @@ func (c *cell) set(text string) bool {
 	return err == nil
 }
 
-// clearAfter ends a fault of the simulator after a time of the runner's clock.
+// clearAfter ends a fault of the simulator after the time d of the runner's clock.
 func (c *cell) clearAfter(name string, d time.Duration) {
 	c.back.Go(func() {
 		<-c.clock.After(d)
@@ -198,9 +198,9 @@ func (c *cell) clearAfter(name string, d time.Duration) {
 	})
 }
 
-// noCapacity leaves no capacity for the slices. Compute Engine says so in two ways: VMs end
-// while they are made, and a group waits. noCapacity sets both. The group waits if the
-// slices replace lost ones.
+// noCapacity leaves no capacity for the slices. Compute Engine reports that in two ways:
+// VMs end while they are made, and a group waits. noCapacity sets both faults. The group
+// waits if the slices replace lost ones.
 func (c *cell) noCapacity() {
 	switch {
 	case c.on == onTPU:
@@ -250,7 +250,7 @@ func (c *cell) hostIsAway() {
 	c.hostFails()
 }
 
-// adminDeletesVM deletes one VM of a slice without the runner.
+// adminDeletesVM deletes one VM of a slice behind the runner's back.
 func (c *cell) adminDeletesVM() {
 	for _, name := range c.namesIn(inZone + "instances") {
 		if strings.HasPrefix(name, "m-1-") {
@@ -283,8 +283,8 @@ func (c *cell) namesIn(collection string) (names []string) {
 	return names
 }
 
-// tellPlace does what the startup script does on a VM that Compute Engine has made: it tells
-// which worker the VM is.
+// tellPlace does what the startup script does on a VM of Compute Engine: it publishes which
+// worker the VM is.
 func tellPlace(spec worker.Spec) {
 	if metadataOf(spec, "attributes/created-by") == "" {
 		return
@@ -295,8 +295,8 @@ func tellPlace(spec worker.Spec) {
 	spec.Metadata.ServeHTTP(httptest.NewRecorder(), req)
 }
 
-// metadataOf reads from the metadata server of a worker. It returns "" if the worker has no
-// metadata server, or if the server does not have the value.
+// metadataOf reads a value from the metadata server of a worker. It returns "" if there is
+// no server or no value.
 func metadataOf(spec worker.Spec, name string) string {
 	if spec.Metadata == nil {
 		return ""
@@ -311,6 +311,6 @@ func metadataOf(spec worker.Spec, name string) string {
 	return answer.Body.String()
 }
 
-// TestMatrixOnComputeEngine is TestMatrix for slices that Compute Engine makes. If a row
-// has another fault there, the row names it.
+// TestMatrixOnComputeEngine is TestMatrix for slices that Compute Engine makes. A row names
+// its other fault if it has one there.
 func TestMatrixOnComputeEngine(t *testing.T) { runMatrix(t, onGCE) }

@@ -38,28 +38,28 @@ import (
 	"multihost/internal/workers"
 )
 
-// matrixPhases are the phases of a job in which something can happen to it.
+// matrixPhases are the phases of a job in which a fault can happen.
 var matrixPhases = []string{"requested", "waiting", "provisioning", "connect", "sync", "preflight", "start", "run", "teardown"}
 
-// A matrixFault is something that happens once, in some phase of a job.
+// A matrixFault is a fault that happens once, in some phase of a job.
 type matrixFault struct {
 	name   string
-	only   *matrixProvider // the only slices to which it can happen; nil: all slices
-	from   int             // first phase in which it can happen, as an index
-	onGCE  int             // the same with Compute Engine, if that is later
-	until  int             // last phase in which it can happen; 0: all
-	ends   bool            // the command on the workers does not survive it
+	only   *matrixProvider // the only provider whose slices it can hit; nil: all
+	from   int             // index of the first phase in which it can happen
+	onGCE  int             // the same for Compute Engine, if that is later
+	until  int             // index of the last phase in which it can happen; 0: all
+	ends   bool            // it ends the command on the workers
 	slow   bool            // the runner notices it only after a limit of many minutes
-	bound  bool            // it happens to slices that are not spot
+	bound  bool            // only slices that are not spot have it
 	keeps  bool            // the job keeps its slices and makes no new ones
 	inRun  bool            // on real workers it happens while the command runs …
-	trains bool            // … and the command is a training that has a checkpoint
+	trains bool            // … and the command is a training with a checkpoint
 	strike func(c *cell)
 	// allowed are the right exit statuses.
 	allowed []int
 }
 
-// can reports whether the fault can happen in a phase to slices of a provider.
+// can reports whether the fault can happen to slices of the provider on in a phase.
 func (f matrixFault) can(phase int, on *matrixProvider) bool {
 	from := f.from
 	if on == onGCE {
@@ -76,8 +76,8 @@ const (
 )
 
 func matrixFaults(on *matrixProvider) []matrixFault {
-	// inject sets a fault of the simulator. tpu is for queued resources, compute for slices
-	// that Compute Engine makes.
+	// inject returns a function that sets a fault of the simulator: tpu for queued
+	// resources, compute for slices that Compute Engine makes.
 	inject := func(tpu, compute string) func(c *cell) {
 		return func(c *cell) {
 			if c.on == onGCE {
@@ -94,7 +94,7 @@ func matrixFaults(on *matrixProvider) []matrixFault {
 		{name: "one slice of two preempted", from: fromProvisioning, ends: true, strike: inject("preempt node=m-1", "group-preempt group=m-1"), allowed: []int{0}},
 		{name: "all slices suspended", onGCE: fromProvisioning, ends: true, inRun: true, trains: true, strike: inject("qr-suspended qr=m", "group-preempt group=m-*"), allowed: []int{0}},
 		{name: "the request fails", only: onTPU, ends: true, strike: both("qr-failed qr=m message='an internal error has occurred'"), allowed: []int{0}},
-		{name: "the request fails", only: onGCE, strike: both("group-topology state=FAILED group=m-1"), allowed: []int{0}}, // its VMs continue to run
+		{name: "the request fails", only: onGCE, strike: both("group-topology state=FAILED group=m-1"), allowed: []int{0}}, // the VMs of the group continue to run
 		{name: "no capacity any more", ends: true, strike: (*cell).noCapacity, allowed: []int{0, exitTempFail}},
 		{name: "no capacity for 2 minutes", only: onGCE, until: untilWaiting, keeps: true, strike: (*cell).lateCapacity, allowed: []int{0}},
 		{name: "a VM takes 5 minutes to boot", only: onGCE, until: untilProvisioning, keeps: true, strike: (*cell).lateBoot, allowed: []int{0}},
@@ -111,16 +111,16 @@ func matrixFaults(on *matrixProvider) []matrixFault {
 		{name: "a worker never answers again", from: fromConnect, ends: true, slow: true, inRun: true, strike: both("worker-unreachable node=m-1 worker=0"), allowed: []int{0}},
 		{name: "runner killed, job typed again", strike: (*cell).killRunner, allowed: []int{0}},
 		{name: "Ctrl-C", ends: true, strike: (*cell).interrupt, allowed: []int{exitInterrupt, exitOK}},
-		// Compute Engine is asked in several calls. A job that has made only a part of its
-		// slices waits for the API as long as in any other call. Then it ends, and deletes
-		// the part as soon as it can.
+		// Compute Engine needs several calls. A job that has made only a part of its slices
+		// waits for the API as long as for any other call. Then it ends, and deletes the
+		// part as soon as it can.
 		{name: "the runner has no network for 20 minutes", slow: true, inRun: true, strike: func(c *cell) { c.cutOffFor(20 * time.Minute) }, allowed: []int{0, exitUnavailable}},
 		{name: "the runner reaches no worker for 20 minutes", from: fromConnect, slow: true, inRun: true, strike: (*cell).tunnelAway, allowed: []int{0}},
 	}
 	return slices.DeleteFunc(all, func(f matrixFault) bool { return f.only != nil && f.only != on })
 }
 
-// A cell is one job to which one thing happens in one phase.
+// A cell is one job with one fault in one phase.
 type cell struct {
 	t       *testing.T
 	phase   string
@@ -137,32 +137,32 @@ type cell struct {
 	dir     string
 	kill    func()
 	signal  func()
-	told    func(event.Note) // receives what the runner says; may be nil
+	told    func(event.Note) // receives the runner's notes; may be nil
 
 	struck  sync.Once
 	over    chan struct{} // closed after the fault has happened
 	killed  atomic.Bool
-	tunnel  atomic.Bool    // the way to the workers is broken, but not the way to the API
-	back    sync.WaitGroup // waits until everything is back that was away for a time
+	tunnel  atomic.Bool    // the runner can reach the API but not the workers
+	back    sync.WaitGroup // waits until everything that was away is back
 	starts  atomic.Int32
-	made    atomic.Int32 // groups of Compute Engine
-	mu      sync.Mutex   // guards what follows
+	made    atomic.Int32 // number of groups of Compute Engine
+	mu      sync.Mutex   // guards the fields below
 	down    int          // HTTP status of all answers …
-	downTil time.Time    // … until then
+	downTil time.Time    // … until this time
 }
 
 // A fleet is the workers of a cell.
 type fleet interface {
 	worker.Backend
 	machines(node string) []machine // machines of one slice; "" means all slices
-	cutOff(dead bool)               // true cuts the runner off from all workers; false lets another runner reach them
-	isDead() bool                   // no runner is there
+	cutOff(dead bool)               // true cuts the runner off from all workers; false lets the next runner reach them
+	isDead() bool                   // the runner is cut off
 }
 
 // A machine is one worker of a fleet.
 type machine interface {
 	isUp() bool
-	downs() int // how often it has gone down
+	downs() int // how often the machine has gone down
 }
 
 // hurriedClock is the runner's time.
@@ -179,8 +179,8 @@ func (c hurriedClock) After(d time.Duration) <-chan time.Time {
 	return time.After(time.Duration(float64(d) / c.speed))
 }
 
-// speed returns how many times faster the runner's clock is than the real time. If limits
-// of many minutes have to pass, the factor is larger.
+// speed returns how many times faster than real time the runner's clock is. It is larger if
+// limits of many minutes have to pass.
 func (f matrixFault) speed() float64 {
 	if f.slow {
 		return 400
@@ -188,7 +188,7 @@ func (f matrixFault) speed() float64 {
 	return 100
 }
 
-// tickClock is the simulator's time. It advances by a step each time a runner has read the
+// tickClock is the simulator's time. It advances a step each time the runner has read the
 // state of the queued resource, so that the runner misses no state.
 type tickClock struct {
 	mu     sync.Mutex
@@ -226,10 +226,10 @@ func (c *tickClock) advance(d time.Duration) {
 	}
 }
 
-// TestMatrix runs a job for every pair of phase and fault. It uses the simulator's API over
-// HTTP and workers that answer SSH. Its clock is a hundred times as fast as the real time.
-// In every case the job leaves nothing behind. The table of results is in
-// docs/reliability.md. -update writes it.
+// TestMatrix runs a job for every pair of phase and fault, with the simulator's API over
+// HTTP and workers that answer SSH. Its clock is a hundred times as fast as real time. Each
+// job must leave nothing behind. The table of results is in docs/reliability.md. -update
+// writes the table.
 func TestMatrix(t *testing.T) { runMatrix(t, onTPU) }
 
 func runMatrix(t *testing.T, on *matrixProvider) {
@@ -276,14 +276,14 @@ func namesOf(faults []matrixFault) (names []string) {
 	return names
 }
 
-// matrixWidth is how many jobs run at once. They wait most of the time.
+// matrixWidth is how many jobs run at once. Most of the time they wait.
 const matrixWidth = 12
 
-// usual is how long a job without a fault takes where nothing else runs.
+// usual is how long a job without a fault takes on an idle machine.
 const usual = 500 * time.Millisecond
 
 // calibrate runs jobs without faults. It returns how many times slower than usual this
-// machine is now, and at least 1. The runner's clock must not outrun the work.
+// machine is now, at least 1. The runner's clock must not outrun the work.
 func calibrate(t *testing.T, identity *sshkey.Identity) float64 {
 	nothing := matrixFault{name: "nothing", strike: func(*cell) {}, allowed: []int{exitOK}}
 	begin := time.Now()
@@ -304,7 +304,7 @@ func newCell(t *testing.T, identity *sshkey.Identity, phase string, fault matrix
 	return c
 }
 
-// run runs the job and returns the result. If the runner is killed, it runs the job a
+// run runs the job and returns the result. If the runner is killed, run runs the job a
 // second time.
 func (c *cell) run() string {
 	name := c.phase + " × " + c.fault.name
@@ -381,8 +381,8 @@ func (c *cell) close() {
 	}
 }
 
-// These are closed when a command ends: never is for a command that runs until it is
-// stopped, atOnce for one that ends at once.
+// never is the end of a command that runs until it is stopped. atOnce is the end of a
+// command that ends at once.
 var never, atOnce = make(chan struct{}), closed()
 
 func closed() chan struct{} {
@@ -392,8 +392,8 @@ func closed() chan struct{} {
 }
 
 // commandEnds returns a channel that is closed when the command ends by itself. In the
-// attempt in which something happens, the command ends later, or never. In every other
-// attempt it ends at once.
+// attempt with the fault, the command ends later or never. In every other attempt it ends
+// at once.
 func (c *cell) commandEnds(*quickVM) <-chan struct{} {
 	select {
 	case <-c.over:
@@ -409,7 +409,7 @@ func (c *cell) commandEnds(*quickVM) <-chan struct{} {
 	return atOnce
 }
 
-// runner runs the job as one invocation of multihost would.
+// runner runs the job once, as multihost would.
 func (c *cell) runner() (status int, log string) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -425,7 +425,7 @@ func (c *cell) runner() (status int, log string) {
 	return status, story.String()
 }
 
-// job runs the job from a machine that keeps its state in dir.
+// job runs the job on a machine whose state directory is dir.
 func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink event.Sink) (status int, err error) {
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, TPUEndpoint: c.front.URL + "/",
 		ComputeEndpoint: c.front.URL + "/compute/v1/", ResourceManagerEndpoint: c.front.URL + "/", Clock: c.clock, Sink: sink, LoginWait: access.LoginWait})
@@ -441,7 +441,7 @@ func (c *cell) job(ctx context.Context, dir string, leave <-chan struct{}, sink 
 	overSSH(d, nil)
 	o := matrixJob(c.dir, c.access, c.on.asks(c.fault))
 	if c.fault.slow {
-		o.Run.StartLimit = 5 * time.Minute // by the runner's clock
+		o.Run.StartLimit = 5 * time.Minute // in time of the runner's clock
 	}
 	if c.backend != "" {
 		c.forReal(&o)
@@ -487,7 +487,6 @@ func (c *cell) hear(e event.Event, story *testkit.Buffer) {
 	}
 }
 
-// strike makes the fault happen, once.
 func (c *cell) strike() {
 	c.struck.Do(func() {
 		c.fault.strike(c)
@@ -523,8 +522,8 @@ func (c *cell) serve(w http.ResponseWriter, r *http.Request) {
 	io.Copy(w, answer.Body)
 }
 
-// inject sets a fault of the simulator and waits until everything that the fault takes away
-// is gone. Otherwise a command might succeed just before the fault takes it away.
+// inject sets a fault of the simulator. It waits until everything that the fault takes away
+// has gone. Otherwise a command might succeed just before that.
 func (c *cell) inject(text string) {
 	if !c.set(text) {
 		return
@@ -537,8 +536,8 @@ func (c *cell) inject(text string) {
 	}
 }
 
-// awaitDown waits until the workers of a slice are down. If node is "", it waits for the
-// workers of all slices. Meanwhile the simulator's time advances.
+// awaitDown waits until the workers of a slice are down, or all workers if node is "".
+// Meanwhile the simulator's time advances.
 func (c *cell) awaitDown(node string) {
 	deadline := time.Now().Add(time.Minute)
 	for _, vm := range c.fleet.machines(node) {
@@ -553,7 +552,7 @@ func (c *cell) awaitDown(node string) {
 	}
 }
 
-// adminDeletes deletes the slices and their request without the runner.
+// adminDeletes deletes the slices and their request behind the runner's back.
 func (c *cell) adminDeletes() {
 	if c.on == onGCE {
 		for _, group := range c.namesIn(inZone + "instanceGroupManagers") {
@@ -565,7 +564,7 @@ func (c *cell) adminDeletes() {
 	c.awaitDown("")
 }
 
-// elsewhere sends a request that the runner does not know about.
+// elsewhere sends a request behind the runner's back.
 func (c *cell) elsewhere(method, path string) string {
 	answer := httptest.NewRecorder()
 	c.server.ServeHTTP(answer, httptest.NewRequest(method, path, http.NoBody))
@@ -575,7 +574,7 @@ func (c *cell) elsewhere(method, path string) string {
 	return strings.TrimSpace(answer.Body.String())
 }
 
-// outage makes the API answer with code for a time of the runner's clock.
+// outage makes the API answer with code for the time d of the runner's clock.
 func (c *cell) outage(code int, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -592,7 +591,7 @@ func (c *cell) killRunner() {
 
 func (c *cell) interrupt() { c.signal() }
 
-// cutOffFor cuts the runner off for a time of its clock.
+// cutOffFor cuts the runner off for the time d of its clock.
 func (c *cell) cutOffFor(d time.Duration) {
 	c.fleet.cutOff(true)
 	c.back.Go(func() {
@@ -601,24 +600,23 @@ func (c *cell) cutOffFor(d time.Duration) {
 	})
 }
 
-// tunnelAway cuts the runner off from all workers for a while. It can still reach the
-// API.
+// tunnelAway cuts the runner off from all workers for a while, but not from the API.
 func (c *cell) tunnelAway() {
 	c.tunnel.Store(true)
 	c.cutOffFor(20 * time.Minute)
 }
 
-// Two machines have a runner of one job at the same time. They begin at once, or the second
-// one begins later. One runner starts the command, once, and the other follows it. Neither
-// stops the command or deletes its slices.
+// Two machines have a runner of the same job. They begin at once, or one after the other.
+// One runner starts the command, once, and the other one follows it. Neither stops the
+// command or deletes its slices too early.
 func TestTwoRunnersOfOneJob(t *testing.T) {
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	slow := calibrate(t, identity)
-	// No runner here may come to a limit. Twice as many runners run here as in the
-	// measurement of the speed.
+	// No limit of a runner may expire. Twice as many runners work here as when the speed
+	// was measured.
 	calm := 10 * slow
 	var wg sync.WaitGroup
 	for round := range 10 {
@@ -631,7 +629,7 @@ func TestTwoRunnersOfOneJob(t *testing.T) {
 }
 
 // race runs the job twice. The second job begins after the time after. With astride, the
-// second runner reads what the workers know while the first one starts the command on them.
+// second runner reads what the workers know while the first one starts the command.
 func (c *cell) race(after time.Duration, astride bool) {
 	if err := c.setUp(); err != nil {
 		c.t.Error(err)
@@ -640,7 +638,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 	defer c.close()
 	fleet := c.fleet.(*quickWorkers)
 	type runner struct {
-		follows, seen chan struct{} // closed when the runner follows the command, and when it has seen the command end
+		follows, seen chan struct{} // closed when the runner follows the command, and when it has seen the end of the command
 		status        int
 		err           error
 		story         testkit.Buffer
@@ -671,7 +669,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 				close(prepared)
 				select {
 				case <-late:
-				case <-two[1].seen: // it has failed
+				case <-two[1].seen: // the other runner has failed
 				}
 			} else if ok && p.Name == "run" && p.State == event.Started {
 				follows()
@@ -681,7 +679,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 				select {
 				case <-r.seen:
 					<-two[1-i].seen // a real deletion takes longer than the last message of a worker
-				default: // the slices counted as lost, and the story says why
+				default: // the slices counted as lost; the verdict says why
 				}
 			}
 		})
@@ -710,7 +708,7 @@ func (c *cell) race(after time.Duration, astride bool) {
 	}
 }
 
-// leftovers names what the simulator still has.
+// leftovers names what still exists in the simulator.
 func (c *cell) leftovers() string {
 	for _, kind := range c.on.kinds {
 		if body := c.elsewhere(http.MethodGet, kind); body != "{}" && (c.on == onTPU || strings.Contains(body, `"items"`)) {
@@ -720,17 +718,17 @@ func (c *cell) leftovers() string {
 	return ""
 }
 
-// A matrixDoc is a table of docs/reliability.md that a test generates. It has a row for
-// each fault and a column for each phase.
+// A matrixDoc is a table of docs/reliability.md that a test writes, with a row for each
+// fault and a column for each phase.
 type matrixDoc struct {
 	path, head, tail string
-	first            string // its first two lines
+	first            string // the first two lines of the table
 	phases, faults   []string
 	want, got        [][]string // by fault and phase
 	update           bool
 }
 
-// openMatrix reads the table after a mark. It must have all rows and columns.
+// openMatrix reads the table after the line mark. The table must have all rows and columns.
 func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 	t.Helper()
 	begin, end := "<!-- "+mark+" -->\n\n", "\n<!-- end of matrix -->"
@@ -764,13 +762,13 @@ func openMatrix(t *testing.T, mark string, phases, faults []string) *matrixDoc {
 	return d
 }
 
-// tableIsWritten reports whether the tests write their results into the table.
+// tableIsWritten reports whether tests write their results into the table.
 func tableIsWritten() bool {
 	f := flag.Lookup("update")
 	return f != nil && f.Value.String() == "true"
 }
 
-// set records the result of a cell. It may be called for several cells at once.
+// set records the result of a cell. It is safe for concurrent use.
 func (d *matrixDoc) set(t *testing.T, fault, phase int, result string) {
 	t.Helper()
 	d.got[fault][phase] = result

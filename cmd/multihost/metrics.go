@@ -45,7 +45,7 @@ slices: v4/22b, v4/52b, v5e/16b to 128b, v5p/32b to 1024b.`,
 	}, exitOK, exitBelow, exitUsage, exitUnavailable, exitIO, exitInterrupt)
 }
 
-// exitBelow is the exit status if a run is slower than --fail-below allows.
+// exitBelow is the exit status of a run that is slower than --fail-below allows.
 const exitBelow = exitFindings
 
 func showMetrics(c *call) error {
@@ -82,7 +82,8 @@ func showMetrics(c *call) error {
 	return below(c, view, &d)
 }
 
-// below returns the error of --fail-below if the run is too slow or cannot be compared.
+// below returns the error of --fail-below if the run is too slow or nothing can be
+// compared.
 func below(c *call, sink event.Sink, d *metrics.Document) error {
 	if !c.IsSet("fail-below") {
 		return nil

@@ -11,7 +11,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// notifyOptions adds what the command line does not say to the options of notifications.
+// notifyOptions completes the options of notifications with what the command line does not
+// say.
 func (s *session) notifyOptions(c *options.Call, run string, env []config.EnvVar) notify.Options {
 	o := options.Notify(c, run, env)
 	o.Sink, o.Clock = s.sink, gcp.SystemClock
@@ -21,7 +22,7 @@ func (s *session) notifyOptions(c *options.Call, run string, env []config.EnvVar
 	return o
 }
 
-// notified calls work, which runs a command. It sends the notifications that o asks for.
+// notified calls work, which runs a command, and sends the notifications of o.
 func notified(c *call, o notify.Options, d *deps, work func() (stage.Outcome, error)) error {
 	n := notify.New(o)
 	if n != nil {

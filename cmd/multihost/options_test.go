@@ -29,14 +29,14 @@ func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	}
 }
 
-// notTried are options for which another value needs more than a command line: files,
-// workers that answer, or another option.
+// notTried are options whose other values need more than a command line: files, workers
+// that answer, or another option.
 var notTried = []string{"script-dir", "no-ignore", "env-file", "numa", "detach", "replace", "bucket-name", "network-create", "ssh-source-ranges", "ssh-config", "identity-file", "provider",
 	"machine-type", "boot-disk-size", "boot-disk-type", "image", "slices-deadline"}
 
-// TestOptionsShowWhereTheTableSays gives an option another value. Then the plan of a dry
-// run must change in the field that the table names. A job without runner must have another
-// value under its key, or refuse the option.
+// TestOptionsShowWhereTheTableSays gives each option another value. Then the plan of a dry
+// run must change in the field that the table names. A job without runner must get another
+// value under the option's key, or refuse the option.
 func TestOptionsShowWhereTheTableSays(t *testing.T) {
 	t.Parallel()
 	r := newRehearsal(t, sim.Config{})
@@ -96,7 +96,7 @@ func planOf(r *rehearsal, line []string) map[string]any {
 	return nil
 }
 
-// at returns the value at a path, as JSON. Of a list, it takes the first element.
+// at returns the value at a path, as JSON. In a list, it follows the first element.
 func at(doc any, path string) string {
 	for name := range strings.SplitSeq(path, ".") {
 		if list, ok := doc.([]any); ok && len(list) > 0 {
@@ -109,8 +109,7 @@ func at(doc any, path string) string {
 	return string(text)
 }
 
-// keyOf returns the line for a key in the text that the workers of a job without runner
-// read.
+// keyOf returns the line of a key in the description of a job without runner.
 func keyOf(t *testing.T, plan map[string]any, key string) string {
 	t.Helper()
 	text := runnerless(plan)
@@ -125,8 +124,7 @@ func keyOf(t *testing.T, plan map[string]any, key string) string {
 	return ""
 }
 
-// A document may contain the text that describes a job without runner. runnerless returns
-// that text, or "" if there is none.
+// runnerless returns the text in a document that describes a job without runner, or "".
 func runnerless(doc any) (text string) {
 	switch doc := doc.(type) {
 	case []any:

@@ -27,7 +27,7 @@ func complaint(t *testing.T, home string, env map[string]string, args ...string)
 	return errs.String()
 }
 
-// If two flags get wrong values, the error names the first. The test tries this for every
+// If two flags get wrong values, the error names the first flag. The test tries every
 // command and each pair of neighbouring flags.
 func TestOfTwoBadValuesTheFirstIsNamed(t *testing.T) {
 	t.Parallel()
@@ -86,8 +86,8 @@ func badOf(rows []options.Option) (bad []string) {
 }
 
 // If several values are wrong, the error names the first one on the line, whichever check
-// finds it. The error is the same as for that value alone. make test tries only every third
-// value as the first one.
+// finds it, and is the same as for that value alone. make test tries only every third value
+// in the first place.
 func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -125,7 +125,7 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 			}
 			said := func(bad ...string) string {
 				line, _, _ := strings.Cut(complaint(t, home, nil, slices.Concat(command, bad)...), "\n")
-				return strings.Replace(line, `queued resource "/"`, `queued resource "x"`, 1) // of --run-name=/
+				return strings.Replace(line, `queued resource "/"`, `queued resource "x"`, 1) // the error of --run-name=/
 			}
 			alone, lines := map[string]string{}, map[string]string{}
 			for _, bad := range tt.bad {
@@ -153,8 +153,8 @@ func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	}
 }
 
-// If several flags are in conflict, the error names the last of them. If a flag is wrong by
-// itself, the program does not report what follows from it.
+// If several flags are in conflict, the error names the last of them. If one flag is wrong
+// by itself, the program does not report what follows from that.
 func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()
@@ -192,8 +192,8 @@ func TestWhatSeveralFlagsAreWrongWith(t *testing.T) {
 	}
 }
 
-// The program names wrong values that were typed first, then those of the environment, then
-// those of files.
+// The program names wrong values on the command line first, then those in the environment,
+// then those in files.
 func TestBadValuesOfLayersAreNamedInTheirOrder(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

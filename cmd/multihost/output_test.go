@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestCommandsWriteThroughTheView checks that no command writes data to standard output
-// without the view. Otherwise a status line would remain before the first byte. The listed
-// files may do so before a view exists and after it is closed.
+// TestCommandsWriteThroughTheView: commands write data to standard output only through the
+// view. Otherwise a status line would stay before the first byte. The listed files may
+// write before a view exists and after it is closed.
 func TestCommandsWriteThroughTheView(t *testing.T) {
 	allowed := map[string]string{
 		"app.go":        "help and version, which have no view",

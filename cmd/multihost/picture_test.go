@@ -17,12 +17,12 @@ import (
 	"multihost/internal/testkit"
 )
 
-// sessionPicture is the picture in the README. make picture draws it again.
+// sessionPicture is the picture in the README. make picture draws it.
 const sessionPicture = "../../docs/images/session.svg"
 
 // TestSessionPictureIsOfThisProgram runs the session of the README in a terminal. It
-// compares the lines of the summary in the picture with those of the program, but not the
-// times in them. With -update it draws the picture again.
+// compares the lines of the summary with those in the picture, without times. With -update
+// it draws the picture again.
 func TestSessionPictureIsOfThisProgram(t *testing.T) {
 	testkit.OnlyInAll(t, "the story terminals")
 	t.Parallel()
@@ -56,7 +56,7 @@ func TestSessionPictureIsOfThisProgram(t *testing.T) {
 	}
 }
 
-// timeless returns the lines of a picture without the parts that differ from run to run.
+// timeless returns the lines of a picture without what differs from run to run.
 func timeless(picture string) []string {
 	text := regexp.MustCompile(`<[^>]*>`).ReplaceAllString(picture, "")
 	text = strings.NewReplacer("&#39;", "'", "&#34;", `"`, "&gt;", ">", "&lt;", "<", "&amp;", "&").Replace(text)
@@ -64,11 +64,11 @@ func timeless(picture string) []string {
 	return strings.Split(text, "\n")
 }
 
-// recordSession types a command in a terminal, with a simulator of two slices. It returns
-// what the terminal shows at the end, with colours as escapes.
+// recordSession types a command in a terminal beside a simulator with two slices. It
+// returns the last screen, with colours as escapes.
 func recordSession(t *testing.T, command string) string {
 	tmux := testkit.Need(t, "tmux")
-	// The name always has the same length, because it affects where the program breaks
+	// The length of the name must not vary, because it affects where the program breaks
 	// lines.
 	dir := fmt.Sprintf("/tmp/mh%010d", rand.Uint32())
 	testkit.Must(t, os.Mkdir(dir, 0o700))
@@ -148,14 +148,13 @@ func drawTerminal(screen string) string {
 	return b.String()
 }
 
-// sgr is the style in which text is shown.
+// sgr is the style of a text.
 type sgr struct {
 	colour      string
 	bold, faint bool
 }
 
-// apply reads the codes of one escape. A colour that the program does not use changes
-// nothing.
+// apply reads the codes of one escape. It ignores colours that the program does not use.
 func (s *sgr) apply(codes string) {
 	colours := map[string]string{
 		"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "37": "#d7dae0",
@@ -196,5 +195,5 @@ func (s *sgr) write(b *strings.Builder, text string) {
 		fmt.Fprintf(b, "<tspan%s>", attributes)
 		defer b.WriteString("</tspan>")
 	}
-	_ = xml.EscapeText(b, []byte(text)) // a Builder takes everything
+	_ = xml.EscapeText(b, []byte(text)) // a Builder returns no error
 }

@@ -25,22 +25,22 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// quickWorkers makes workers that speak SSH. They give the answers of the worker scripts,
-// without running any. A thousand attempts cost as much as a few attempts with real shells.
-// The tests of the scripts show that the answers are right.
+// quickWorkers makes workers that speak SSH and answer as the worker scripts do, but run
+// none. A thousand attempts cost as much as a few with real shells. The tests of the
+// scripts show that the answers are right.
 type quickWorkers struct {
 	port int
 
 	mu    sync.Mutex
 	next  int
-	vms   map[string]*quickVM // the newest worker of each place, by node and index
-	dead  bool                // the runner is gone, so none of its messages arrives
+	vms   map[string]*quickVM // the newest worker in each place, by node and index
+	dead  bool                // the runner counts as dead: none of its messages arrives
 	until func(vm *quickVM) <-chan struct{}
 	look  func(vm *quickVM, list func()) // calls list, which answers with what the worker knows; nil: list is called directly
 }
 
-// newQuickWorkers takes a port that is free on every address of 127.0.0.0/8. Addresses to
-// which other programs have bound the port do not count.
+// newQuickWorkers takes a port that is free on the addresses of 127.0.0.0/8. It leaves out
+// addresses to which other programs have bound the port.
 func newQuickWorkers() (*quickWorkers, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,7 +97,7 @@ func (b *quickWorkers) machines(node string) []machine {
 	return all
 }
 
-// cutOff(true) cuts the runner off from all workers. After cutOff(false), another runner
+// cutOff(true) cuts the runner off from all workers. After cutOff(false), the next runner
 // can reach them.
 func (b *quickWorkers) cutOff(dead bool) {
 	b.mu.Lock()
@@ -121,13 +121,13 @@ type quickVM struct {
 	addr  string
 	key   ssh.Signer
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	listener net.Listener
 	conns    map[net.Conn]bool
 	down     chan struct{} // closed when the worker goes down
-	fallen   int           // how often it has gone down
-	silent   bool          // until the next boot it answers nobody
-	unread   chan struct{} // until this is closed, nobody can read a log to its end; nil: everybody can
+	fallen   int           // how often the worker has gone down
+	silent   bool          // the worker answers nobody until its next boot
+	unread   chan struct{} // until this channel is closed, nobody can read the end of a log; nil: everybody can
 	runs     map[string]*quickRun
 	synced   map[string]string // digest of the code, by run
 	wg       sync.WaitGroup
@@ -140,7 +140,7 @@ type quickRun struct {
 	phase                        string
 	code                         int
 	reason                       string
-	over                         chan struct{} // closed at its end
+	over                         chan struct{} // closed at the end of the attempt
 }
 
 func (vm *quickVM) boot() error {
@@ -163,7 +163,7 @@ func (vm *quickVM) boot() error {
 	return nil
 }
 
-// goDown ends everything on the machine. Nobody sees the end of a command that runs.
+// goDown ends everything on the machine. Nobody sees how a running command ends.
 func (vm *quickVM) goDown() {
 	vm.mu.Lock()
 	if vm.listener != nil {
@@ -229,7 +229,7 @@ func (vm *quickVM) SetFault(f worker.Fault) error {
 		vm.cut()
 		return nil
 	case worker.Reboot:
-		if f.Duration > 0 { // until somebody boots it
+		if f.Duration > 0 { // the machine stays down until somebody boots it
 			vm.goDown()
 			return nil
 		}
@@ -362,7 +362,7 @@ func (vm *quickVM) exec(line string, ch ssh.Channel) (code int) {
 	return 0
 }
 
-// sync stores the code of a run that the request contains.
+// sync stores the digest of a run's code. The request contains the code.
 func (vm *quickVM) sync(args []string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -373,7 +373,7 @@ func (vm *quickVM) sync(args []string) {
 
 type sayer func(format string, args ...any)
 
-// tell says what the worker knows of a run. The caller holds vm.mu.
+// tell answers with what the worker knows of a run. The caller holds vm.mu.
 func (vm *quickVM) tell(key, run, attempt string, say sayer) {
 	r := vm.runs[key]
 	say("run %s %s", run, attempt)
@@ -479,7 +479,7 @@ func (vm *quickVM) arm(args []string, in *bufio.Reader, say sayer) {
 	})
 }
 
-// end ends a command. If a command goes down with its machine, nothing records its end.
+// end ends a command. If the machine goes down with it, nothing records the end.
 func (vm *quickVM) end(r *quickRun, code int, reason string) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -521,7 +521,7 @@ func (vm *quickVM) follow(args []string, ch ssh.Channel, say func(w io.Writer, f
 	return 0
 }
 
-// readable returns a channel that is closed when logs can be read to their end.
+// readable returns a channel that is closed when the ends of logs can be read.
 func (vm *quickVM) readable() <-chan struct{} {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
@@ -531,7 +531,7 @@ func (vm *quickVM) readable() <-chan struct{} {
 	return vm.unread
 }
 
-// fails makes the command on the machine end as if it had failed.
+// fails ends the command on the machine as if the command had failed.
 func (vm *quickVM) fails(code int) {
 	vm.mu.Lock()
 	runs := slices.Collect(maps.Values(vm.runs))

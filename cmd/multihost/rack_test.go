@@ -30,16 +30,16 @@ import (
 	"multihost/internal/workers"
 )
 
-// A rack is a provider of slices that no cloud knows. It makes boxes in memory. It has its
-// own words for the states of an order of boxes. It repairs boxes by itself.
+// A rack is a provider that no cloud has. Its slices are boxes in memory. It has words of
+// its own for the states of an order of boxes, and repairs boxes by itself.
 type rack struct {
 	fleet *quickWorkers
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	next   int        // number of boxes that were made
 	orders map[string]*order
 	calls  []string // calls that changed something
-	looks  int      // how often the job has looked at the order since its boxes went dark
+	looks  int      // how often the job has looked at the order since boxes went dark
 }
 
 // An order is what a rack has made for one request.
@@ -58,7 +58,7 @@ var rackLives = map[string]provision.Life{
 
 var _ provision.Provider = (*rack)(nil)
 
-// see brings an order one step further and describes it. r.mu is held.
+// see brings an order one step further and describes it. The caller holds r.mu.
 func (r *rack) see(o *order) provision.Resource {
 	res := provision.Resource{ID: o.request.ID, Commands: r.Undoing(o.request.ID).Commands, Life: rackLives[o.word], State: o.word,
 		Type: o.request.Type.Name, Tier: o.request.Asks(), NodeCount: o.request.NodeCount, Nodes: o.request.NodeNames(),
@@ -210,8 +210,8 @@ func (r *rack) Undoing(id string, _ ...string) provision.Undoing {
 	}
 }
 
-// strike makes boxes of an order go dark. Depending on word, all of them are taken away, or
-// the rack repairs the last one.
+// strike makes boxes of an order go dark. Depending on word, the rack takes all of them
+// away or repairs the last one.
 func (r *rack) strike(id, word string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -226,10 +226,9 @@ func (r *rack) strike(id, word string) {
 	}
 }
 
-// A job works with a provider of another kind. The same code requests slices, waits for
-// them, runs the command, recovers from a loss and deletes the slices. If the provider
-// repairs slices itself, the job waits and does not delete them. No text mentions queued
-// resources.
+// A job works with another kind of provider. The same code requests slices, waits for them,
+// runs the command, recovers from a loss and deletes the slices. If the provider repairs
+// slices itself, the job waits and does not delete them. No text mentions queued resources.
 func TestAJobOnAnotherProvider(t *testing.T) {
 	besideOthers(t)
 	for _, tt := range []struct {
@@ -318,7 +317,7 @@ func TestAJobOnAnotherProvider(t *testing.T) {
 	}
 }
 
-// The terms that the workers get have only addresses of their own provider.
+// The terms of the lease that workers get have only addresses of their own provider.
 func TestTheTermsOfAnotherProvider(t *testing.T) {
 	t.Parallel()
 	boxes := &rack{orders: map[string]*order{}}

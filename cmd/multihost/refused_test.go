@@ -14,8 +14,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// If an error of a command line does not depend on the workers, it ends the command before
-// the first request. This holds for run, for an attached job and for one without runner,
+// An error of a command line that does not depend on the workers ends the command before
+// the first request. This holds for run, for an attached job and for a job without runner,
 // with and without --dry-run. A later error would come while slices are billed.
 func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T) {
 	r := newRehearsal(t, sim.Config{Slices: []sim.SliceSpec{{Name: "t", Type: "v5litepod-4", Count: 1}}, Backend: "none", Faults: []sim.Fault{{Name: "api-error", Code: 400, Count: sim.AllCalls}}})
@@ -34,7 +34,7 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 		status int
 		says   string
 		args   []string
-		only   string // "run", "job", "detach"; "" is all
+		only   string // "run", "job" or "detach"; "" means all
 	}
 	command := []string{"--command=true"}
 	with := func(args ...string) []string { return append(slices.Clone(command), args...) }
@@ -88,7 +88,7 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 	for _, name := range namesThatNoWorkerExports(t) {
 		all = append(all, refusal{"no worker exports " + name, exitUsage, `"` + name + `"`, with("--env=" + name + "=1000"), ""})
 	}
-	if os.Geteuid() != 0 { // root reads everything
+	if os.Geteuid() != 0 { // root could read every file
 		r.write("closed/secret", "x")
 		testkit.Must(t, os.Chmod(filepath.Join(r.dir, "closed"), 0))
 		all = append(all, refusal{"a directory that cannot be read", exitIO, "closed", with("--script-dir=$DIR/closed"), ""})
@@ -120,7 +120,7 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 				if dry {
 					args = append(args, "--dry-run")
 				}
-				for _, a := range tc.args { // it would be refused because it is given twice
+				for _, a := range tc.args { // the flag would be refused because it is given twice
 					name, _, _ := strings.Cut(a, "=")
 					args = slices.DeleteFunc(args, func(have string) bool { return strings.HasPrefix(have, name+"=") || have == name })
 				}
@@ -141,7 +141,7 @@ func TestWhatIsWrongOnTheCommandLineIsRefusedBeforeTheFirstRequest(t *testing.T)
 }
 
 // namesThatNoWorkerExports returns the variables that the start of a command refuses. It
-// tries all variables of bash, and all words in the scripts that start a command on a
+// tries all variables of bash and all words in the scripts that start a command on a
 // worker.
 func namesThatNoWorkerExports(t *testing.T) []string {
 	t.Helper()

@@ -14,11 +14,10 @@ type background struct {
 	done chan struct{} // closed when the program ends; then err is set
 	err  error
 
-	keyboard *os.File // keyboard of the terminal on which it was started, or nil
+	keyboard *os.File // keyboard of the program's terminal, or nil
 }
 
-// registry keeps what scripts have started. Its key is a path that belongs to one script
-// only.
+// registry keeps what scripts have started. Each key is a path that belongs to one script.
 type registry[T any] struct {
 	mu sync.Mutex
 	m  map[string]T

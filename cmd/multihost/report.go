@@ -72,7 +72,7 @@ of your program: no later run copies it to the workers.`,
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitConfig)
 }
 
-// look reads the run's state for a page. Its bool reports whether the run has ended.
+// look reads the state of the run for a page. The bool reports whether the run has ended.
 func look(r *logs.Review) (report.Input, bool, error) {
 	now := gcp.SystemClock.Now()
 	l, err := r.Look(trainingView, now)
@@ -98,7 +98,7 @@ func writeReport(c *call, r *logs.Review, stateDir string) error {
 	if err := config.WriteWhole(path, page.Bytes()); err != nil {
 		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: "choose another place with -o FILE"}
 	}
-	_ = record.Remember(stateDir, "report", path) // the page is written; without the record, the next run only ships it
+	_ = record.Remember(stateDir, "report", path) // the page is written; an error here only affects whether the next run finds it
 	whole, err := filepath.Abs(path)
 	if err != nil {
 		whole = path

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// Before a job requests slices, it warns if the service account of the workers may not
-// delete them. If the job cannot find that out, it neither warns nor fails.
+// A job warns before its request if the service account of the workers may not delete
+// slices. If the job cannot find that out, it neither warns nor fails.
 func TestTheRightToDeleteIsToldBeforeTheRequest(t *testing.T) {
 	besideOthers(t)
 	r := newRehearsal(t, sim.Config{Backend: "none", Faults: []sim.Fault{{Name: "no-capacity"}}})
@@ -62,7 +62,7 @@ func TestTheRightToDeleteIsToldBeforeTheRequest(t *testing.T) {
 	dry("another account", "no", "= right", warning+"service account other@p.iam.gserviceaccount.com has no role", "--service-account=other@p.iam.gserviceaccount.com")
 	dry("scopes and role", "no", "= right", "lack cloud-platform", "--scopes=storage-rw")
 
-	// The warning comes before the request, and the check makes no other request.
+	// The warning comes before the request, and the check sends nothing else.
 	since := len(r.server.Requests())
 	_, stderr := r.must(exitTempFail, args("--queue-timeout=1s")...)
 	if !strings.Contains(stderr, warning+lacks+dies) || strings.Index(stderr, warning) > strings.Index(stderr, "request: ") {

@@ -69,8 +69,8 @@ func (s *session) showPlan(c *call, plan func() (plan.Plan, error)) error {
 	return s.showResult(c, "plan", made, err)
 }
 
-// showResult shows what a call has returned, with its own text for people. If the call
-// failed, showResult returns the error.
+// showResult shows what a call has returned, or returns the error of the call. data has its
+// own text for people.
 func (s *session) showResult(c *call, name string, data fmt.Stringer, err error) error {
 	if err != nil {
 		return interruptible(c.Context, err)
@@ -91,8 +91,7 @@ func withSession(action func(s *session, c *call) error) cli.ActionFunc {
 	})
 }
 
-// withPods adds a hint to an error about missing slices of a cluster. The hint says how to
-// make some.
+// withPods adds a hint to an error about missing slices of a cluster: how to make some.
 func withPods(s *session, err error) error {
 	var none *tpu.NoSlicesError
 	if s.held == nil || !errors.As(err, &none) || len(none.Present) > 0 {
@@ -101,8 +100,8 @@ func withPods(s *session, err error) error {
 	return &options.NoSliceError{Err: err, Advice: "there are none in " + s.where() + "; make some with: multihost slices create " + none.Prefix + " --tpu-type=TYPE --node-count=2 " + s.held.Flags}
 }
 
-// withSimSlices adds a hint to an error about missing slices. The hint says how to start a
-// simulator that has slices.
+// withSimSlices adds a hint to an error about missing slices: how to start a simulator that
+// has some.
 func withSimSlices(c *call, err error) error {
 	var none *tpu.NoSlicesError
 	if !c.Bool("sim") || !errors.As(err, &none) || len(none.Present) > 0 {
@@ -121,7 +120,7 @@ func outcome(out stage.Outcome, err error) error {
 
 // deletes returns the error of a command that deletes a resource. If the command was
 // interrupted, the error says that the resource may still exist. name is what messages call
-// the resource. again is the command with which the user can continue the deletion.
+// the resource. again is the command that continues the deletion.
 func deletes(ctx context.Context, err error, name, again string) error {
 	if err != nil && ctx.Err() != nil {
 		err = &stage.Error{Stage: stage.Teardown, Err: context.Cause(ctx), Text: name + " may still exist and be billed", Advice: "go on with: " + again}
@@ -129,9 +128,8 @@ func deletes(ctx context.Context, err error, name, again string) error {
 	return interruptible(ctx, err)
 }
 
-// If ctx has ended, a waiting command returns an error because of that. interruptible
-// replaces this error by the reason for which ctx ended. It joins a *stage.Error to the
-// cause.
+// interruptible returns the error of a wait. If the wait failed only because ctx has ended,
+// the error becomes the cause for which ctx ended. A *stage.Error is joined to the cause.
 func interruptible(ctx context.Context, err error) error {
 	var told *stage.Error
 	if err == nil || ctx.Err() == nil {

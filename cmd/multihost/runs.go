@@ -150,7 +150,6 @@ argument TPU=no does the same.`,
 	}, exitOK, exitUsage, exitUnavailable, exitPreflight, exitPermission, exitConfig)
 }
 
-// preflightScript is the result of preflight print.
 type preflightScript struct {
 	Platform string `json:"platform"`
 	Script   string `json:"script"`
@@ -182,7 +181,7 @@ func runPreflight(s *session, c *call, check bool) error {
 	}))
 }
 
-// withoutPipe drops the error of a closed pipe: then the reader needs no more.
+// withoutPipe drops the error of a closed pipe: its reader needs no more output.
 func withoutPipe(err error) error {
 	if ui.IsClosedPipe(err) {
 		return nil

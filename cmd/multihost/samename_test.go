@@ -29,9 +29,9 @@ import (
 	"multihost/internal/workers"
 )
 
-// Two machines start runs of the same name, which have one directory on the workers. The
-// first run does not start with code of the second one. The second one does not change the
-// code of the first while it runs.
+// Two machines start runs of the same name, and both runs have the same directory on the
+// workers. The first run must not start with code of the second one. The second run must
+// not change the code of the first while that runs.
 func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 	besideOthers(t)
 	lab := newLab(t, "process", sim.SliceSpec{Name: "t", Count: 1, Type: "v4-16"})
@@ -41,7 +41,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 	identity, err := sshkey.Create(filepath.Join(lab.dir, "key"))
 	testkit.Must(t, err)
 	queue := qr.New(cloud)
-	// run starts a run from a machine of its own. It calls hold before the phase begins.
+	// run starts a run on a machine of its own. It calls hold before the phase begins.
 	run := func(ctx context.Context, name, phase string, hold func(), script string) (stage.Outcome, error) {
 		dir := filepath.Join(lab.dir, name)
 		testkit.Must(t, os.MkdirAll(filepath.Join(dir, "src"), 0o700))
@@ -74,7 +74,7 @@ func TestTwoRunsOfOneNameDoNotMixTheirCode(t *testing.T) {
 		t.Errorf("the second is faster: the first ends with %+v, %v, and the second with %v", out, err, second)
 	}
 
-	// The second run looks for active runs on the workers before the first has started.
+	// The second run looks for active runs on the workers before the first one has started.
 	started, over := make(chan struct{}), make(chan struct{})
 	var first error
 	_, second = run(t.Context(), "bob", "sync", func() {

@@ -47,29 +47,29 @@ import (
 	"multihost/internal/xla"
 )
 
-// schemaDir has the JSON Schemas of what commands print with --output=json. Each command
-// has a file. events.json has the lines that several commands print.
+// schemaDir has the JSON Schemas of the output with --output=json: a file for each command,
+// and events.json for the lines that several commands print.
 const schemaDir = "../../docs/schema/v1"
 
-// The kinds of lines that commands print in addition to their results.
+// Kinds of lines that commands print besides their results.
 var (
-	answers = []string{"note", "error"}                                                     // reads something local
-	steps   = append([]string{"phase", "progress", "state", "dropped"}, answers...)         // lines of commands that work on the cloud or on workers
-	follows = append([]string{"attempt", "release", "output", "worker_done", "attempt_end", // follows a run
+	answers = []string{"note", "error"}                                                     // of commands that read something local
+	steps   = append([]string{"phase", "progress", "state", "dropped"}, answers...)         // of commands that work on the cloud or on workers
+	follows = append([]string{"attempt", "release", "output", "worker_done", "attempt_end", // of commands that follow a run
 		"training", "stall", "summary"}, steps...)
 )
 
 // A jsonAnswer is what a command prints with --output=json.
 type jsonAnswer struct {
 	lines   []string
-	results map[string]any // by name, a value of the type of the data
+	results map[string]any // by name of the result, a value of its type
 }
 
 type results map[string]any
 
-// answersInJSON returns all commands, with what they print. A command that is missing here
-// fails TestEveryCommandHasASchema. TestScripts/json_everywhere checks what it prints,
-// against the schemas that make docs writes.
+// answersInJSON has every command with what it prints. TestEveryCommandHasASchema finds
+// commands that are missing here. TestScripts/json_everywhere checks the output against the
+// schemas that make docs writes.
 func answersInJSON() map[string]jsonAnswer {
 	run := results{"preflight": []settings.WorkerReport{}, "stacks": []follow.Dumped{}, "skew": []attempt.Skew{}}
 	runOrPlan := maps.Clone(run)
@@ -150,8 +150,8 @@ func leafCommands() []string {
 
 func schemaFile(command string) string { return strings.ReplaceAll(command, " ", "-") + ".json" }
 
-// TestEveryCommandHasASchema: each command has a row here that says what it prints in JSON,
-// and docs/schema has its schema. make docs writes the schemas.
+// TestEveryCommandHasASchema: each command has a row here, and its schema is in
+// docs/schema. make docs writes the schemas.
 func TestEveryCommandHasASchema(t *testing.T) {
 	docs := answersInJSON()
 	leaves := leafCommands()
@@ -331,7 +331,7 @@ func (g *schemas) schema(t reflect.Type) object {
 	case reflect.Struct:
 		name := strings.TrimPrefix(filepath.Base(t.PkgPath())+"."+t.Name(), "multihost.")
 		if _, ok := g.defs[name]; !ok {
-			g.defs[name] = object{} // makes types possible that contain themselves
+			g.defs[name] = object{} // for types that contain themselves
 			fields := g.fields(t)
 			fields["type"] = "object"
 			if about := g.comment(t, ""); about != "" {
@@ -366,7 +366,7 @@ func (g *schemas) fields(t reflect.Type) object {
 		case optional:
 		case kind == reflect.Pointer:
 			s = object{"anyOf": []object{s, {"type": "null"}}}
-		case s["type"] == "array" || kind == reflect.Map: // Go may write an empty one as null
+		case s["type"] == "array" || kind == reflect.Map: // Go may write an empty value as null
 			s["type"] = []any{s["type"], "null"}
 		}
 		if about := g.comment(t, f.Name); about != "" {
@@ -430,9 +430,9 @@ func (g *schemas) readComments(dir, file string) {
 	})
 }
 
-// checkJSON returns an error for each line of a command's standard output that its schema
-// does not describe. It is stricter than the schema. The schema lets readers expect further
-// fields, but here it must describe all of them.
+// checkJSON returns an error for each line of a command's standard output that the schema
+// does not describe. It is stricter than the schema, which lets readers expect more fields:
+// here it must describe all of them.
 func checkJSON(dir, command string, out []byte) error {
 	compiler := jsonschema.NewCompiler()
 	compiler.UseLoader(strictLoader{})
@@ -441,7 +441,7 @@ func checkJSON(dir, command string, out []byte) error {
 		return err
 	}
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil // TestEveryCommandHasASchema says so
+		return nil // TestEveryCommandHasASchema reports a missing schema
 	}
 	schema, err := compiler.Compile("file://" + path)
 	if err != nil {
@@ -488,7 +488,7 @@ func strict(v any) {
 	}
 }
 
-// deaf is a writer that accepts everything, although its reader is gone.
+// deaf accepts everything, even if its reader has gone.
 type deaf struct{ w io.Writer }
 
 func (d deaf) Write(p []byte) (int, error) {
@@ -496,8 +496,8 @@ func (d deaf) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// In a script, checkedStatus replaces mainStatus. It checks the JSON output against the
-// command's schema, and records that the command was seen.
+// checkedStatus replaces mainStatus in scripts. It checks the JSON output against the
+// schema of the command, and records that it has seen the command.
 func checkedStatus() int {
 	dir, seen := os.Getenv("SCHEMA_DIR"), os.Getenv("SCHEMA_SEEN")
 	line, err := ownProcess().commands().Parse(os.Args[1:])
@@ -506,7 +506,7 @@ func checkedStatus() int {
 	}
 	stdout := os.Stdout
 	if info, err := stdout.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
-		return mainStatus() // a program that cannot write must behave as usual
+		return mainStatus() // the program cannot write, and must behave as usual
 	}
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	if netns.MaybeInit(os.Args) {
 		return
 	}
-	// Stories wait most of their time: for boots, reboots, leases and each other. The value
-	// of -parallel on the command line overrides this.
+	// Most of the time stories wait: for boots, reboots, leases and each other. -parallel
+	// on the command line overrides this value.
 	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err)
 	}
@@ -53,17 +53,16 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// builtAgent is a folder with multihost-agent for this machine. The binary of the tests may
-// have another agent embedded, or none.
+// builtAgent returns a folder with multihost-agent for this machine. The test binary may
+// contain another agent, or none.
 func builtAgent() (string, error) { return builtagent.Folder("../..") }
 
-// suite is the run of the tests. The programs that the tests start from this binary are not
-// part of it.
+// suite is the run of the tests, without the programs that tests start from this binary.
 type suite struct{ m *testing.M }
 
 func (s suite) Run() int {
 	testkit.HearSignals()
-	agents = func() agentprogram.Set { // the agents of a program that runs in the process of the tests
+	agents = func() agentprogram.Set { // the agents of programs that run in the process of the tests
 		dir, err := builtAgent()
 		if err != nil {
 			return agentprogram.Set{}
@@ -73,23 +72,22 @@ func (s suite) Run() int {
 	return s.m.Run()
 }
 
-// besideOthers lets a test run in parallel with other tests although it runs many programs
-// in this process. Such programs share flags of the command library. Separate processes
-// would never do that. The race detector reports that, so under the race detector the test
-// runs alone.
+// besideOthers lets a test run in parallel with others although it runs many programs in
+// this process. Such programs share flags of the command library, as separate processes
+// never would. The race detector reports that, so with it the test runs alone.
 func besideOthers(t *testing.T) {
 	if !testkit.RaceDetector {
 		t.Parallel()
 	}
 }
 
-// TestScripts runs the scripts in testdata/script. Each script plays one story with the
-// real binary, against a simulator of its own.
+// TestScripts runs the scripts in testdata/script. Each script is one story with the real
+// binary and a simulator of its own.
 //
-// The condition [all] holds in make test-all. The lines after "[!all] skip" or "[!all]
-// stop" take long, and make test leaves them out.
+// The condition [all] holds in make test-all. make test leaves out the slow lines after
+// "[!all] skip" or "[!all] stop".
 //
-// In addition to the commands of testscript, scripts have these:
+// Scripts have these commands in addition to those of testscript:
 //
 //	sim [-step=D] [-backend=B] [-login] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
@@ -116,8 +114,8 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, scriptParams(t, stories(t), "process"))
 }
 
-// TestScriptsOnNamespaces runs stories of several commands again, on workers with OpenSSH
-// and a kernel's network.
+// TestScriptsOnNamespaces runs the stories that need several commands again, on workers
+// with OpenSSH and a network in the kernel.
 func TestScriptsOnNamespaces(t *testing.T) {
 	t.Parallel()
 	if testkit.RaceDetector || !testkit.All(t) {
@@ -133,7 +131,7 @@ func TestScriptsOnNamespaces(t *testing.T) {
 	testscript.Run(t, scriptParams(t, files, "netns"))
 }
 
-// scriptParams returns the parameters of scripts whose simulators have workers of backend.
+// scriptParams returns the parameters of scripts for simulators with this backend.
 func scriptParams(t *testing.T, files []string, backend string) testscript.Params {
 	return testscript.Params{
 		Files:               files,
@@ -144,8 +142,7 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 			env.Setenv("HOME", home)
 			env.Setenv("USER", "ann")
 			env.Setenv("BACKEND", backend)
-			// To start a Python interpreter on each worker of every story would cost a
-			// minute.
+			// Starting Python on each worker of every story would take a minute.
 			env.Setenv("MULTIHOST_FLAG_SKEW", "off")
 			// Few programs of a story run long enough to need garbage collection.
 			env.Setenv("GOGC", "400")
@@ -216,14 +213,14 @@ func scriptParams(t *testing.T, files []string, backend string) testscript.Param
 }
 
 // raced are the stories in which the program does much at once: it connects, copies,
-// follows, stops, is interrupted, begins again. Under the race detector the others would
+// follows, stops, is interrupted, begins again. With the race detector, other stories would
 // only take time.
 var raced = []string{
 	"cp", "ctrl_c", "exec", "iap", "job_detached", "job_preempted", "job_twice", "logs_verify", "metrics", "run_cut_and_resume",
 	"run_detach_logs_stop", "run_relay", "run_runner_killed", "run_second_interrupt", "ssh", "top", "top_detached", "unreachable",
 }
 
-// stories are the files of the scripts to run.
+// stories returns the files of the scripts to run.
 func stories(t *testing.T) []string {
 	files, err := filepath.Glob("testdata/script/*.txtar")
 	testkit.Must(t, err)
@@ -242,11 +239,12 @@ func stories(t *testing.T) []string {
 	return slices.Sorted(maps.Values(byName))
 }
 
-// scriptWait limits every wait of a script. It is long, because tests share the machine.
+// scriptWait limits every wait of a script. It is long, because many tests share the
+// machine.
 const scriptWait = 2 * time.Minute
 
-// memoryDir returns a directory in memory where there is one. Workers are many small files,
-// and the disk of a test machine may be slow.
+// memoryDir returns a directory in memory, if the machine has one. Workers have many small
+// files, and the disk of a test machine may be slow.
 func memoryDir() string {
 	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
 		return "/dev/shm"
@@ -294,7 +292,7 @@ func scriptSim(ts *testscript.TestScript, neg bool, args []string) {
 	servers.put(ts.Getenv("WORK"), server)
 }
 
-// noNegation refuses "! command" for a command for which it has no meaning.
+// noNegation refuses "! command" for commands for which it has no meaning.
 func noNegation(ts *testscript.TestScript, neg bool) {
 	if neg {
 		ts.Fatalf("this command knows no !")
@@ -309,7 +307,7 @@ func scriptFault(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// exitStatus returns the status of a finished program. For signal n it returns 128+n.
+// exitStatus returns the status of a finished program, or 128+n for signal n.
 func exitStatus(err error) int {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -368,8 +366,7 @@ func scriptCommand(ts *testscript.TestScript, args []string) *exec.Cmd {
 	return cmd
 }
 
-// scriptKeep waits for a program that was started, and kills it at the end of
-// the script.
+// scriptKeep waits for a started program, and kills it at the end of the script.
 func scriptKeep(ts *testscript.TestScript, name string, p *background, ended func()) {
 	p.done = make(chan struct{})
 	go func() {
@@ -419,8 +416,8 @@ func scriptType(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 }
 
-// openTerminal makes a pseudo-terminal. What the test writes to keyboard is typed on
-// terminal. What terminal shows is read from keyboard.
+// openTerminal makes a pseudo-terminal. The test writes to keyboard what a user types, and
+// reads from keyboard what the terminal shows.
 func openTerminal() (keyboard, terminal *os.File, err error) {
 	if keyboard, err = os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
 		return nil, nil, err
@@ -448,7 +445,7 @@ func fileExists(path string) bool {
 	return err == nil && !info.IsDir()
 }
 
-// scriptEnviron returns the environment of the script. testscript gives it only to the
+// scriptEnviron returns the environment of the script, which testscript gives only to
 // programs that it starts itself.
 func scriptEnviron(ts *testscript.TestScript) []string {
 	var buf bytes.Buffer
@@ -517,7 +514,7 @@ func scriptGone(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// tmux runs tmux with a server that belongs to this script.
+// tmux runs tmux with a server of this script.
 func tmux(ts *testscript.TestScript, env []string, args ...string) string {
 	cmd := exec.Command("tmux", append([]string{"-S", filepath.Join(ts.Getenv("WORK"), "tmux"), "-f", "/dev/null"}, args...)...)
 	cmd.Dir = ts.MkAbs(".")
@@ -579,8 +576,8 @@ func scriptResize(ts *testscript.TestScript, neg bool, args []string) {
 	tmux(ts, nil, append([]string{"resize-window"}, screenSize(ts, args[0])...)...)
 }
 
-// scriptLeft waits until the simulator has a certain number of processes whose command line
-// contains a text. It recognizes the simulator's processes by their environment.
+// scriptLeft waits until the simulator has a certain number of processes with a text in
+// their command line. It recognizes the simulator's processes by their environment.
 func scriptLeft(ts *testscript.TestScript, neg bool, args []string) {
 	noNegation(ts, neg)
 	var found []string

@@ -40,41 +40,42 @@ import (
 	"multihost/internal/ui"
 )
 
-// session holds what a command works with: the view, the cloud, the state directory. The
-// command calls close when it ends.
+// session holds what a command works with: view, cloud, state directory. The command calls
+// close at its end.
 type session struct {
 	view     *ui.Renderer
 	journal  *journal.Journal
 	sink     event.Sink  // the view and the journal
-	cloud    *gcp.Client // nil with hosts or without a project, see unset
+	cloud    *gcp.Client // nil with hosts or without a project; unset says why
 	unset    error
 	roots    gcp.Roots
 	queue    *qr.Client // for the qr commands
 	compute  *gce.Provider
-	all      *provider.Joined // slices of queue and compute
-	keys     *provider.Keys   // all or only its first provider; it also caches host keys
-	held     *held.Provider   // slices of the cluster that flags name; replaces a cloud
-	pods     *pods.Dialer     // reaches the workers of held
-	cluster  *record.Cluster  // in which held is
-	hosts    hosts.HostList   // set by --hosts or read from the run's record; replaces a cloud
+	all      *provider.Joined // slices of queue and of compute
+	keys     *provider.Keys   // the host keys of all's slices; all or only its first provider
+	held     *held.Provider   // slices of the cluster that flags name; replaces the clouds
+	pods     *pods.Dialer     // reaches the workers of held slices
+	cluster  *record.Cluster  // the cluster of held
+	hosts    hosts.HostList   // set by --hosts or by the run's record; replaces the clouds
 	networks *network.Client
 	clusters *gke.Client
 	account  string
-	gcloud   config.Gcloud // gcloud's configuration with the changes that flags made
+	gcloud   config.Gcloud // gcloud's configuration, changed by flags
 	stateDir string
 	dryRun   bool // change nothing
 	lookup   config.Lookup
 	sim      *sim.Server
 	endSim   func()
 	leave    <-chan struct{}
-	typed    map[string]string // the flags on the command line
+	typed    map[string]string // the flags typed on the command line
 
 	loginNote    string // which login is used, and why
-	endQuestions func() // cancels an open question, because closing the view waits for it
+	endQuestions func() // cancels an open question: closing the view waits for its answer
 }
 
-// open reads the configuration and starts the view. It calls no API, except to learn the
-// address of the cluster of --cluster. ready reports what is wrong with the flags.
+// open reads the configuration and starts the view. It calls an API only to learn the
+// address of the cluster of --cluster. The caller must then call ready, which reports what
+// is wrong with the flags.
 func open(c *call) (*session, error) {
 	if v := c.String("stream"); v != "" {
 		c.OneOf("stream", v, "first", "all", "none")
@@ -82,7 +83,7 @@ func open(c *call) (*session, error) {
 	return openOn(c, newView(c))
 }
 
-// openOn is open with an existing view.
+// openOn does what open does, with an existing view.
 func openOn(c *call, view *ui.Renderer) (*session, error) {
 	s := &session{view: view, lookup: c.lookup, typed: c.Typed, leave: c.leave, dryRun: c.Bool("dry-run")}
 	if c.home == "" {
@@ -126,8 +127,8 @@ func (s *session) close() {
 	s.closeView()
 }
 
-// closeView waits until all output is written. If the user wants to leave at once,
-// closeView waits for viewLimit at most: the reader may have stopped reading.
+// closeView waits until all output is written. If the user wants to leave at once, it waits
+// no longer than viewLimit: the reader may have stopped reading.
 func (s *session) closeView() {
 	done := make(chan struct{})
 	go func() {
@@ -140,13 +141,13 @@ func (s *session) closeView() {
 	case <-s.leave:
 	}
 	select {
-	case <-done: // the view has written everything, so its text stands before the error of the command
+	case <-done: // the view has written everything, so the error of the command comes last
 	case <-time.After(viewLimit):
 	}
 }
 
-// viewLimit applies if the user wants to leave at once. It is how long multihost then waits
-// for a reader of the output.
+// viewLimit is how long multihost waits for a reader of the output if the user wants to
+// leave at once.
 const viewLimit = time.Second
 
 func viewMode(c *call) ui.Mode {
@@ -219,7 +220,7 @@ func (s *session) fill(c *call) error {
 	return useCluster(s, k)
 }
 
-// useCluster makes the slices of a cluster those of the session.
+// useCluster makes the session work on the slices of a cluster.
 func useCluster(s *session, k options.KubeChoice) error {
 	held, dialer, of, err := access.Pods(k.Config, k.Flags, access.Options{ReadOnly: s.dryRun, UserAgent: "multihost/" + version(), Sink: s.sink})
 	if err != nil {
@@ -244,8 +245,8 @@ func (s *session) makeOn(on string) {
 	s.use(s.all)
 }
 
-// makeOnly makes the first provider the only one. So a command that makes and deletes
-// slices does not touch a resource of the same name of another provider.
+// makeOnly removes all providers but the first. So a command that makes and deletes slices
+// does not touch another provider's resource of the same name.
 func (s *session) makeOnly() {
 	if s.all != nil {
 		s.use(s.all.Unwrap())
@@ -256,7 +257,7 @@ func (s *session) use(p provision.Provider) {
 	s.keys = provider.KeepKeys(p, gcp.SystemClock, filepath.Join(s.stateDir, "hostkeys.json"))
 }
 
-// checkPlace refuses a project or a zone that is wrong. It also refuses the command if it
+// checkPlace refuses a wrong project or zone. It also refuses the command if the command
 // needs one that is not set.
 func (s *session) checkPlace(c *call, g config.Gcloud) {
 	need := access.Need{Project: !options.ReadsFiles(c.Line) && !options.InKubeconfig(c.Line), Zone: !options.Zoneless(c.Line) && !options.InKubeconfig(c.Line) && !options.Diagnoses(c.Line) && !c.Refused("zone")}
@@ -267,12 +268,12 @@ func (s *session) checkPlace(c *call, g config.Gcloud) {
 			c.Refuse(asUsage(p.Err), p.Flag)
 		}
 	}
-	if _, typed := s.typed["access-token-file"]; typed && s.unset == nil && !options.Diagnoses(c.Line) { // a typo is reported even if no token is needed
+	if _, typed := s.typed["access-token-file"]; typed && s.unset == nil && !options.Diagnoses(c.Line) { // report a typo even if no token is needed
 		c.Refuse(gcp.CheckTokenFile(g.AccessTokenFile), "access-token-file")
 	}
 }
 
-// startSim starts the simulator, unless something on the command line has been refused.
+// startSim starts the simulator unless something on the command line has been refused.
 func (s *session) startSim(c *call) error {
 	c.Refuse(simcmd.Simulatable(runtime.GOOS), "sim")
 	var specs []sim.SliceSpec
@@ -305,18 +306,18 @@ func (s *session) startSim(c *call) error {
 }
 
 // leastTerm is the shortest time that --ttl and --lease accept. Workers delete the slices
-// of a silent runner after that time. A runner that is cut off for a moment must not lose
-// its slices. Tests shorten it, because their scripts cannot wait a minute.
+// of a silent runner after that time, and a runner that is cut off for a moment must not
+// lose its slices. Tests shorten it, because their scripts cannot wait a minute.
 var leastTerm = time.Minute
 
-// machine returns the facts about this machine and user that options need in addition to
-// the command line.
+// machine returns the facts about this machine and user that options need besides the
+// command line.
 func (s *session) machine(c *call) options.Machine {
 	login, note := config.LocalUser(s.lookup, s.account)
 	return options.Machine{Lookup: s.lookup, Home: c.home, StateDir: s.stateDir, User: login, UserNote: note, Account: s.account, LeastTerm: leastTerm}
 }
 
-// slices returns the provider of slices. It returns nil if there is no cloud.
+// slices returns the provider of slices, or nil without a cloud.
 func (s *session) slices() provision.Provider {
 	if s.keys == nil {
 		return nil
@@ -324,8 +325,7 @@ func (s *session) slices() provision.Provider {
 	return s.keys
 }
 
-// deps returns what the packages below internal work with, for commands that contact no
-// worker.
+// deps returns what the packages below internal need for commands that contact no worker.
 func (s *session) deps(c *call) *deps {
 	typed := &stage.Invocation{Sink: s.sink, Clock: gcp.SystemClock, Leave: c.leave}
 	d := &deps{
@@ -351,11 +351,11 @@ func (s *session) deps(c *call) *deps {
 	return d
 }
 
-// agents returns the programs for workers that are embedded in this program. Tests use
-// others.
+// agents returns the programs for workers, which are embedded in multihost. Tests replace
+// it.
 var agents = agentprogram.Embedded
 
-// workers calls access and login. It is for commands that log in to workers.
+// workers calls access and login, for commands that log in to workers.
 func (s *session) workers(c *call) (*deps, error) {
 	c.Refuse(s.unset)
 	d, err := s.access(c)
@@ -365,7 +365,7 @@ func (s *session) workers(c *call) (*deps, error) {
 	return d, s.login(c, d)
 }
 
-// login adds the user's key to d, which access has returned.
+// login adds the user's key to d. access has returned d.
 func (s *session) login(c *call, d *deps) (err error) {
 	switch {
 	case s.unset != nil:
@@ -380,15 +380,15 @@ func (s *session) login(c *call, d *deps) (err error) {
 	return err
 }
 
-// overSSH makes d reach workers over SSH, with Access as it is now. If logins is not nil,
-// it has the login to use for each slice. In that case multihost does not change the keys
-// on the workers.
+// overSSH makes d reach workers over SSH, with the present Access. logins has the login for
+// each slice, or is nil. If it is not nil, multihost does not change the keys on the
+// workers.
 func overSSH(d *deps, logins map[string]string) {
 	d.Dialer = &overssh.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
 }
 
-// access returns deps for commands that reach workers. These deps have no key yet. It reads
-// the last flags.
+// access returns deps for commands that reach workers, still without a key. It reads the
+// last flags.
 func (s *session) access(c *call) (*deps, error) {
 	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")
@@ -400,15 +400,15 @@ func (s *session) access(c *call) (*deps, error) {
 	return d, ready(c)
 }
 
-// tellLogin says which login is used if that may surprise the user.
+// tellLogin says which login is used, if that may surprise the user.
 func (s *session) tellLogin() {
 	if s.loginNote != "" {
 		s.view.Emit(event.Note{Level: event.Info, Text: s.loginNote})
 	}
 }
 
-// identity loads the user's key. If there is none, it makes gcloud's default key. A dry run
-// makes no key and then returns nil.
+// identity loads the user's key. If there is none, it makes gcloud's default key, or
+// returns nil in a dry run.
 func (s *session) identity(c *call) (*sshkey.Identity, error) {
 	key := s.key(c)
 	id, made, err := key.Ensure(s.dryRun)
@@ -425,7 +425,7 @@ func (s *session) identity(c *call) (*sshkey.Identity, error) {
 	return id, nil
 }
 
-// publicKey returns the user's key in the form that workers need.
+// publicKey returns the user's public key in the form for workers.
 func publicKey(a overssh.Access) string {
 	if a.Identity == nil { // in a dry run
 		return "(public key of " + a.KeyFile + ", to be made)"
@@ -433,7 +433,6 @@ func publicKey(a overssh.Access) string {
 	return a.Identity.PublicKey()
 }
 
-// key returns the user's key.
 func (s *session) key(c *call) access.Key {
 	key := options.Key(&c.Call, s.machine(c))
 	key.Passphrase = func(path string) (string, error) {
@@ -442,7 +441,7 @@ func (s *session) key(c *call) access.Key {
 	return key
 }
 
-// owner returns the user who runs this program, for the workers' records.
+// owner returns the name of the user who runs this program, for the records on workers.
 func owner() string {
 	name := "unknown"
 	if u, err := user.Current(); err == nil {

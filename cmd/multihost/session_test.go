@@ -11,8 +11,8 @@ import (
 	"multihost/internal/qr"
 )
 
-// A command that makes and deletes slices has one provider. It does not touch a resource of
-// another provider with the same name. Other commands find the slices of all providers.
+// A command that makes and deletes slices has one provider and does not touch another
+// provider's resource of the same name. Other commands find the slices of all providers.
 func TestAJobHasOneProvider(t *testing.T) {
 	t.Parallel()
 	cloud := gcp.New(gcp.Config{Project: "p", Zone: "z", DisableAuth: true})

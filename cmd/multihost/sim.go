@@ -33,8 +33,8 @@ func bareView(c *call) (*ui.Renderer, error) {
 	return newView(c), nil
 }
 
-// A command that needs no cloud calls note before it does its work. note tells the user
-// something.
+// note tells the user something. A command that needs no cloud calls note before it does
+// its work.
 func note(c *call, text string) error {
 	view, err := bareView(c)
 	if err != nil {
@@ -45,8 +45,8 @@ func note(c *call, text string) error {
 	return nil
 }
 
-// tell ends a command that did something and has no list to show. It shows text, which may
-// be empty, to people, and r to programs.
+// tell shows the result of a command that has no list to show: text, which may be empty, to
+// people, and r to programs.
 func tell(c *call, text string, r event.Result) error {
 	view, err := bareView(c)
 	if err != nil {

@@ -91,7 +91,7 @@ the same request exists already, multihost uses it.`,
 	}, exitOK, exitUsage, exitUnavailable, exitTempFail, exitPermission, exitConfig, exitInterrupt, exitTerminate)
 }
 
-// hold makes slices that pods of a cluster hold.
+// hold makes slices held by pods of a cluster.
 func (s *session) hold(c *call) error {
 	r, limits := options.HeldRequest(&c.Call, s.machine(c)), options.SliceLimits(&c.Call)
 	d, err := s.workers(c)
@@ -117,9 +117,9 @@ func (s *session) hold(c *call) error {
 	return s.waitForSlices(c, d, s.held, res, limits)
 }
 
-// chooseProvider sets the provider of the session: the one that --provider names, or one
-// that offers the type of r. It refuses the flags if that provider cannot make r. If the
-// user has named no provider, why says why this one was chosen.
+// chooseProvider sets the provider of the session: the one of --provider, or else one that
+// offers the type of r. It refuses the flags if that provider cannot make r. why gives the
+// reason for the choice, or is "" if the user made it.
 func (s *session) chooseProvider(c *call, r provision.Request) (why string) {
 	on, why := options.Provider(&c.Call, r.Type)
 	s.makeOn(on)
@@ -202,7 +202,7 @@ func (s *session) waitForSlices(c *call, d *deps, p provision.Provider, res prov
 	return nil
 }
 
-// mayGiveBack returns an error if the wait might delete slices that belong to a job.
+// mayGiveBack returns an error if the wait might delete the slices of a job.
 func mayGiveBack(res provision.Resource, o provider.WaitOptions) error {
 	if o.SlicesLimit > 0 && res.JobMade() {
 		return usagef("--slices-deadline: the slices %s belong to a job, of %s: only its own --slices-deadline gives them back", res.ID, res.Owner())

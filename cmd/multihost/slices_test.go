@@ -13,8 +13,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// A command that waits for the slices of a job does not give them back. This also holds if
-// it waits because the same request exists already. The refusal needs no session.
+// A command that waits for the slices of a job does not give them back, even if it waits
+// because the same request exists already. The refusal needs no session.
 func TestSlicesOfAJobAreNotGivenBack(t *testing.T) {
 	t.Parallel()
 	job, own := provision.Request{ID: "m"}, provision.Request{ID: "m"}
@@ -36,7 +36,8 @@ func TestSlicesOfAJobAreNotGivenBack(t *testing.T) {
 	}
 }
 
-// A deletion that was interrupted says what may be billed. Any other error stays as it is.
+// If a deletion is interrupted, the error says what may be billed. Any other error stays as
+// it is.
 func TestAnInterruptedDeletion(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")

@@ -17,10 +17,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestSoak runs a command that writes numbered lines on 32 workers while connections are
+// TestSoak runs a command that writes numbered lines on 32 workers, while connections are
 // cut, stalled, refused and slowed at random, with a fixed seed. Then it counts the lines.
-// It proves that no line is missing, doubled or altered, and that no process, goroutine or
-// descriptor is left.
+// None may be missing, doubled or altered, and no process, goroutine or descriptor may be
+// left.
 //
 // SOAK_FAULTS sets the number of faults (default 200), SOAK_SEED the seed (default 1).
 func TestSoak(t *testing.T) {
@@ -61,13 +61,13 @@ func TestSoak(t *testing.T) {
 		status <- p.run([]string{"run", "--tpu-prefix=t", "--run-name=soak", "--script-dir=" + code, "--log-dir=" + dir + "/logs",
 			"--stream=none", "--connect-timeout=30s", "--", "python3", "write.py"})
 	}()
-	go func() { // faults begin with the first line: other tests cover a start that is refused
+	go func() { // no fault before the first line: other tests cover a refused start
 		defer close(started)
 		for range 6000 {
 			if data, _ := os.ReadFile(filepath.Join(dir, "logs", "output_slice_0000_worker_0000.txt")); len(data) > 0 {
 				return
 			}
-			time.Sleep(50 * time.Millisecond) // the condition is a file that another goroutine writes
+			time.Sleep(50 * time.Millisecond) // the condition looks at a file that another goroutine writes
 		}
 	}()
 	<-started
@@ -82,7 +82,7 @@ func TestSoak(t *testing.T) {
 		if _, err := server.Inject(f); err != nil {
 			t.Fatalf("inject %q: %v", text, err)
 		}
-		time.Sleep(pause) // the test depends on this pace of the faults
+		time.Sleep(pause) // the pace of the faults, on which the test depends
 	}
 	if _, err := server.Clear("all"); err != nil {
 		t.Fatal(err)
@@ -164,8 +164,8 @@ func openFiles(t *testing.T) int {
 	return len(list)
 }
 
-// backTo waits until a count is at most what it was before. The simulator needs a moment
-// for connections that were cut.
+// backTo waits until a count is at most what it was before. The simulator needs a moment to
+// end cut connections.
 func backTo(t *testing.T, what string, before int, count func() int) {
 	t.Helper()
 	deadline := time.After(scriptWait)

@@ -62,7 +62,7 @@ logged in. Root of the worker can use it, too.`,
 	}, exitOK, statusOfCommand, exitUsage, exitUnavailable, exitPermission, exitConfig, exitHangup, exitInterrupt, exitTerminate)
 }
 
-// console returns the local side of a login: the terminal, or the standard streams.
+// console returns the local side of a login: the terminal or the standard streams.
 func console(ctx context.Context, c *call, s *session) (*ops.Console, error) {
 	in, out, ok := ui.CanHandOver(c.stdin, c.stdout)
 	if !ok {

@@ -69,8 +69,8 @@ and ends.`,
 	}, exitOK, exitUsage, exitUnavailable, exitIO, exitPermission, exitConfig, exitInterrupt)
 }
 
-// A lookout reaches workers for a view that fills the terminal. It prints nothing. Once the
-// view is drawn, it does not ask the user anything.
+// A lookout reaches workers for a view that fills the terminal. It prints nothing, and asks
+// the user nothing once the view is drawn.
 type lookout struct {
 	c     *call
 	s     *session // nil until it is first needed
@@ -95,7 +95,7 @@ func (l *lookout) deps() (runs.Deps, error) {
 	if err != nil {
 		return runs.Deps{}, err
 	}
-	// d is used while the view is drawn, so it must not ask the user.
+	// From now on the view is drawn, so d must not ask the user.
 	d.Access.Passphrase = func(path string) (string, error) {
 		return ui.ReadPassphrase(c.Context, strings.NewReader(""), io.Discard, path)
 	}
@@ -114,8 +114,8 @@ type topLook struct {
 	Run     string            `json:"run"`
 	State   string            `json:"state"` // starting, running, succeeded, failed, …
 	Text    string            `json:"text"`
-	Ended   bool              `json:"ended"`             // nothing more will come
-	Notices []string          `json:"notices,omitempty"` // why the look is not up to date: workers out of reach, …
+	Ended   bool              `json:"ended"`             // the run has ended
+	Notices []string          `json:"notices,omitempty"` // why the look is not up to date, such as workers out of reach
 	Metrics *metrics.Document `json:"metrics"`           // null while there are no logs
 }
 

@@ -20,20 +20,19 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A trouble is a problem of worker 1 of 2, or of both, and the messages that a user sees
-// about it.
+// A trouble is a problem of worker 1 of 2, or of both workers, with the messages about it.
 type trouble struct {
 	story   string
 	faults  []string // set before the run; the test adds "node="
-	needs   string   // a program
-	netns   bool     // needs namespaces, because the process backend cannot do it
-	again   bool     // similar to another trouble, so only make test-all tries it
-	after   string   // the faults are set as soon as stderr contains this
+	needs   string   // a program that the test needs
+	netns   bool     // needs namespaces: the process backend cannot do it
+	again   bool     // similar to another trouble, so that only make test-all tries it
+	after   string   // stderr has this text before the faults are set
 	args    []string
-	command string // "echo hello" when empty
+	command string // "" means "echo hello"
 
 	status int
-	says   string // all warnings, errors and hints, without the addresses in them
+	says   string // all warnings, errors and hints, without addresses
 	prints string // what worker 0 prints on stdout
 }
 
@@ -210,8 +209,8 @@ func troubles() []trouble {
 	}}
 }
 
-// TestTroubleOfAWorkerIsTold sets each trouble on workers of both backends and compares the
-// warnings, errors, hints and the status with the expected ones. The run leaves nothing
+// TestTroubleOfAWorkerIsTold sets each trouble on workers of both backends. It compares
+// warnings, errors, hints and the status with the expected ones. The run must leave nothing
 // behind. make test tries most troubles, each on one backend.
 func TestTroubleOfAWorkerIsTold(t *testing.T) {
 	besideOthers(t)
@@ -230,7 +229,7 @@ func TestTroubleOfAWorkerIsTold(t *testing.T) {
 						testkit.Need(t, row.needs)
 					}
 					if i > 0 {
-						t.Parallel() // the first trouble, which makes the SSH key, runs alone
+						t.Parallel() // the first trouble runs alone, because it makes the SSH key
 					}
 					lab.try(t, i, row)
 				})
@@ -268,7 +267,7 @@ func newLab(t *testing.T, backend string, slices sim.SliceSpec) *troubleLab {
 	}
 	t.Cleanup(func() { server.Close() })
 	l := &troubleLab{dir: dir, code: filepath.Join(dir, "code"), server: server, env: server.Env()}
-	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // comparing versions would start a Python interpreter on each worker
+	l.env["HOME"], l.env["USER"], l.env["MULTIHOST_FLAG_SKEW"] = dir, "ann", "off" // comparing versions would start Python on each worker
 	if err := os.MkdirAll(l.code, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -346,8 +345,7 @@ func (l *troubleLab) try(t *testing.T, i int, row trouble) {
 	testkit.Eventually(t, "no process is left", func() bool { return len(processesBelow(run+"\x00", "")) == 0 })
 }
 
-// cut matches the messages about the end of a connection. Chance decides which of them
-// appears.
+// cut matches the messages about the end of a connection. Chance decides which one appears.
 var cut = regexp.MustCompile(`connection reset by peer|closed by the other side: EOF|EOF|broken pipe`)
 
 // The kernel decides which settings differ from the wanted values.
@@ -365,8 +363,8 @@ var timeOfDay = regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d `)
 // untimed removes the time of day from the beginning of lines.
 func untimed(text string) string { return timeOfDay.ReplaceAllString(text, "") }
 
-// said returns the warnings, errors and hints, without the parts that differ from run to
-// run. One such part says whether a connection broke while it was in use.
+// said returns the warnings, errors and hints without what differs from run to run, such as
+// whether a connection broke while it was in use.
 func said(stderr, node, run string) string {
 	names := strings.NewReplacer("="+node+";", "=SLICE;", run, "RUN")
 	var b strings.Builder
@@ -386,7 +384,7 @@ func said(stderr, node, run string) string {
 	return b.String()
 }
 
-// transcript is what a program has written. A test can read it while the program runs.
+// A transcript is what a program has written. A test can read it while the program runs.
 type transcript struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -404,9 +402,9 @@ func (w *transcript) String() string {
 	return w.text.String()
 }
 
-// TestStopDoesNotWaitForWorkersThatAreAway stops a run of which no worker can be reached.
-// The stop takes the grace time and a few seconds, and names the workers. A user can repeat
-// it when they are back.
+// TestStopDoesNotWaitForWorkersThatAreAway stops a run of unreachable workers. The stop
+// takes the grace time and a few seconds, and names the workers. A user can repeat it when
+// they are back.
 func TestStopDoesNotWaitForWorkersThatAreAway(t *testing.T) {
 	besideOthers(t)
 	lab := newTroubleLab(t, "process", 2)

@@ -13,8 +13,8 @@ import (
 )
 
 // One worker of a job fails, so multihost stops the other one. Then nobody can read the end
-// of the other one's log. If multihost can read it in time, it deletes the slices.
-// Otherwise it keeps them.
+// of the stopped worker's log. multihost deletes the slices if it can read the log in time,
+// and keeps them otherwise.
 func TestALogThatIsNotReadKeepsTheSlices(t *testing.T) {
 	t.Parallel()
 	identity, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))

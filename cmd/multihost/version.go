@@ -10,8 +10,8 @@ import (
 	"multihost/internal/event"
 )
 
-// buildVersion is set by the Makefile with -ldflags. A plain go build leaves it empty,
-// and version then uses the module's own stamp.
+// buildVersion is set by the Makefile with -ldflags. After a plain go build it is empty,
+// and version shows the module's own stamp.
 var buildVersion string
 
 func version() string {

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/xla"
 )
 
-// exitFindings is the exit status if a check found an error.
+// exitFindings is the exit status of a check that has found an error.
 const exitFindings = 1
 
 func xlaCommand() *cli.Command {

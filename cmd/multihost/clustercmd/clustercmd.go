@@ -1,4 +1,4 @@
-// Package clustercmd has the commands of clusters of Google Kubernetes Engine: cluster
+// Package clustercmd has the commands for clusters of Google Kubernetes Engine: cluster
 // create, cluster list and the others.
 package clustercmd
 
@@ -23,15 +23,15 @@ import (
 	"multihost/internal/ui"
 )
 
-// A Kit is what the program gives to the commands.
+// A Kit is what the program gives to the commands of the simulator.
 type Kit struct {
-	// Command completes a command: it adds the kinds of errors with which it can end.
+	// Command completes a command with the kinds of errors with which it can end.
 	Command func(cli.Command, ...fault.Kind) *cli.Command
 	Group   func(cli.Command) *cli.Command
 	Act     func(func(*Call) error) cli.ActionFunc
 }
 
-// A Call is one command line about clusters.
+// A Call carries out one command line about clusters.
 type Call struct {
 	*options.Call
 	Machine  options.Machine
@@ -42,7 +42,7 @@ type Call struct {
 	DryRun   bool
 
 	Ready   func() error // ends the reading of flags; returns what is wrong with them
-	CanAsk  func() bool  // there is a terminal to ask on
+	CanAsk  func() bool  // there is a terminal for questions
 	Confirm func(ctx context.Context, question string) error
 }
 
@@ -55,7 +55,7 @@ func Command(k Kit) *cli.Command {
 	})
 }
 
-// Kinds of errors of commands that read, and of those that change something.
+// Kinds of errors: of commands that only read, and of commands that change something.
 var (
 	reads   = []fault.Kind{fault.Usage, fault.Unavailable, fault.Permission, fault.Configuration}
 	Changes = []fault.Kind{fault.Usage, fault.Unavailable, fault.Temporary, fault.Permission, fault.Configuration, fault.Interrupted}
@@ -96,8 +96,8 @@ the queue for workloads. Names, requests and labels are those of XPK.`,
 	}, Changes...)
 }
 
-// Create makes or completes a cluster, or shows the plan for it. sure is whether node pools
-// are deleted without a question.
+// Create makes or completes a cluster, or shows the plan for that. With sure, it deletes
+// node pools without a question.
 func (c *Call) Create(o gke.Options, sure bool) error {
 	if err := c.checkNetwork(o); err != nil {
 		return err
@@ -119,8 +119,8 @@ func (c *Call) Create(o gke.Options, sure bool) error {
 	return c.Clusters.Apply(c.Context, plan)
 }
 
-// mayApply asks the user before node pools are lost, unless sure is set. With --confirm, it
-// also asks before slices are made.
+// mayApply asks the user before node pools are deleted, unless sure is set. With --confirm,
+// it also asks before slices are made.
 func (c *Call) mayApply(plan gke.Plan, sure bool) error {
 	lost := plan.Loses()
 	switch {
@@ -135,7 +135,8 @@ func (c *Call) mayApply(plan gke.Plan, sure bool) error {
 	return nil
 }
 
-// Before anything is billed, checkNetwork finds a network that does not exist or is slow.
+// checkNetwork runs before anything is billed. It reports a network that does not exist or
+// is slow.
 func (c *Call) checkNetwork(o gke.Options) error {
 	info, err := c.Networks.Show(c.Context, o.Network)
 	switch {
@@ -218,8 +219,8 @@ nobody can tell whether they do; --force deletes the cluster all the same.`,
 	}, Changes...)
 }
 
-// Delete deletes a cluster, or shows what would be deleted. With force, it also does so while
-// workloads run there.
+// Delete deletes a cluster, or shows what would be deleted. With force, it does so even
+// while workloads run there.
 func (c *Call) Delete(name string, force bool) error {
 	if c.DryRun {
 		d, err := c.Clusters.PlanDelete(c.Context, name, force)

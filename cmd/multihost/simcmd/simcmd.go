@@ -24,15 +24,15 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A Kit is what the program gives to the commands.
+// A Kit is what the program gives to the commands of the simulator.
 type Kit struct {
-	// Command completes a command: it adds the kinds of errors with which it can end.
+	// Command completes a command with the kinds of errors with which it can end.
 	Command func(cli.Command, ...fault.Kind) *cli.Command
 	Group   func(cli.Command) *cli.Command
 	Act     func(func(*Call) error) cli.ActionFunc
 }
 
-// A Call is one command line of the simulator.
+// A Call carries out one command line of the simulator.
 type Call struct {
 	*options.Call
 	Lookup config.Lookup
@@ -71,8 +71,8 @@ func simDir(c *Call) string {
 	return filepath.Join(config.RuntimeDir(c.Lookup), "sim")
 }
 
-// Simulatable returns an error on systems that cannot have simulated workers, because
-// these need /proc and a whole network of loopback addresses.
+// Simulatable returns an error for systems that cannot have simulated workers. These need
+// /proc and a whole network of loopback addresses.
 func Simulatable(system string) error {
 	if system == "linux" {
 		return nil
@@ -116,7 +116,7 @@ func (k Kit) up() *cli.Command {
 			dir := simDir(c)
 			cfg := simConfig(c, dir)
 			asked := 0
-			if _, typed := c.Values["ssh-port"]; typed { // the variable does not count: multihost sim env exports the port of another simulator
+			if _, typed := c.Values["ssh-port"]; typed { // ignore the variable: multihost sim env exports the port of another simulator
 				if asked = c.Int("ssh-port"); asked < 0 || asked > 65535 {
 					c.Refuse(cmdline.Usagef("--ssh-port=%d: it is a port from 1 to 65535, or 0", asked), "ssh-port")
 				}
@@ -148,7 +148,7 @@ func (k Kit) up() *cli.Command {
 	}, fault.Usage, fault.IO)
 }
 
-// simConfig checks the flags before anything is started, so that a daemon need not report
+// simConfig checks the flags before anything is started, so that the daemon need not report
 // errors in them.
 func simConfig(c *Call, dir string) sim.Config {
 	c.OneOf("backend", c.String("backend"), "process", "netns")
@@ -171,14 +171,14 @@ func simConfig(c *Call, dir string) sim.Config {
 	return cfg
 }
 
-// simUp shows that the simulator is ready, and what to type then.
+// simUp shows that the simulator is ready, and what the user can type now.
 func simUp(c *Call, url, dir, todo string) error {
 	return c.Tell(fmt.Sprintf("simulator ready at %s; %s: eval \"$(multihost sim env)\"", url, todo), event.Result{Name: "sim_up", Data: Ready{url, dir}})
 }
 
 // daemonLine returns the command line of the daemon that sim up --background starts.
 func daemonLine(c *Call, dir string, port int) []string {
-	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // without a configuration file: the flags below hold its values
+	args := []string{"sim", "up", "--config=none", "--sim-dir=" + dir, fmt.Sprintf("--ssh-port=%d", port)} // no configuration file: the flags below have its values
 	for _, name := range []string{"listen", "backend", "step", "quota", "login"} {
 		args = append(args, fmt.Sprintf("--%s=%v", name, c.Flags.Value(name)))
 	}

@@ -21,9 +21,9 @@ type Plan struct {
 	Name      string         `json:"name"`
 	Namespace string         `json:"namespace"`
 	Slices    int            `json:"slices"`
-	Workers   int            `json:"workers"` // of all slices
-	Image     string         `json:"image"`   // before layers are added to it
-	Object    map[string]any `json:"object"`  // the JobSet as the server would keep it
+	Workers   int            `json:"workers"` // number of workers of all slices
+	Image     string         `json:"image"`   // before layers are added
+	Object    map[string]any `json:"object"`  // the JobSet in the form that the server would keep
 }
 
 // planOf returns the plan for a workload whose JobSet is js.
@@ -41,8 +41,8 @@ func (p Plan) String() string {
 	return fmt.Sprintf("would make workload %s in namespace %s: %s, %s, image %s\nthe cluster accepts it\n", p.Name, p.Namespace, event.Count(p.Slices, "slice"), event.Count(p.Workers, "worker"), p.Image)
 }
 
-// follow shows the output of a workload to its end. If the command is interrupted, the
-// workload goes on; later says what the user can type then.
+// follow shows the output of a workload to its end. If it is interrupted, the workload runs
+// on; later says what the user can type then.
 func (c *Call) follow(cluster *workloads.Cluster, name, later string) error {
 	o, err := cluster.Follow(c.Context, name, workloads.FollowOptions{Output: func(_ int, p workload.Pod, _ string) (io.WriteCloser, error) {
 		return output{c.View, p.Worker}, nil
@@ -82,7 +82,7 @@ func (o output) Write(p []byte) (int, error) {
 func (o output) Close() error { return nil }
 
 // push adds multihost-agent and the user's files to the image, and returns the name of the
-// result.
+// new image.
 func (c *Call) push(ctx context.Context, o options.Workload) (string, error) {
 	agent, err := c.Agents().For("amd64")
 	if err != nil {

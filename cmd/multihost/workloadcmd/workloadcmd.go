@@ -1,5 +1,5 @@
-// Package workloadcmd has the commands of workloads on a Kubernetes cluster: workload create,
-// workload list and the others.
+// Package workloadcmd has the commands for workloads on a Kubernetes cluster: workload
+// create, workload list and the others.
 package workloadcmd
 
 import (
@@ -27,17 +27,17 @@ import (
 	"multihost/internal/workloads"
 )
 
-// A Kit is what the program gives to the commands.
+// A Kit is what the program gives to the commands of the simulator.
 type Kit struct {
-	// Command completes a command: it adds the kinds of errors with which it can end.
-	// Follower is Command for one that can end with the exit status of the user's command,
-	// or by a signal.
+	// Command completes a command: it adds the kinds of errors with which the command can
+	// end. Follower does the same for a command that can also end with the exit status of
+	// the user's command, or by a signal.
 	Command, Follower func(cli.Command, ...fault.Kind) *cli.Command
 	Group             func(cli.Command) *cli.Command
 	Act               func(func(*Call) error) cli.ActionFunc
 }
 
-// A Call is one command line about workloads.
+// A Call carries out one command line about workloads.
 type Call struct {
 	*options.Call
 	Machine   options.Machine
@@ -51,7 +51,7 @@ type Call struct {
 
 	Ready   func() error // ends the reading of flags; returns what is wrong with them
 	Confirm func(ctx context.Context, question string) error
-	Status  func(code int) error // ends the command with the exit status of the user's command
+	Status  func(code int) error // ends multihost with the exit status of the user's command
 }
 
 // Command returns the command workload with all commands below it.
@@ -88,7 +88,7 @@ func (c *Call) Open(k options.KubeChoice) (*workloads.Cluster, error) {
 	return &workloads.Cluster{Client: client, Name: k.Cluster, Flags: k.Flags, Sink: c.Sink}, nil
 }
 
-// on reads the flags of the cluster and does something on it.
+// on reads the flags of the cluster and calls do with it.
 func (c *Call) on(do func(*workloads.Cluster) error) error {
 	k := options.NeededKube(c.Call, c.Machine)
 	if err := c.Ready(); err != nil {
@@ -194,7 +194,7 @@ func (k Kit) list() *cli.Command {
 	}, onCluster...)
 }
 
-// named are the flags of a command about one workload.
+// named returns the flags of a command about one workload.
 func named(more ...cli.Flag) []cli.Flag {
 	return slices.Concat([]cli.Flag{options.WorkloadNameFlag()}, options.ClusterChoiceFlags(), more)
 }
