@@ -17,20 +17,20 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// With Cmd.LoginTo a worker can log in to another worker on our behalf. sshd gives the
-// command an SSH_AUTH_SOCK that leads to an agent in this process. The agent answers
-// three messages and signs one login. No key leaves this process.
+// With Cmd.LoginTo, a worker can log in to another worker in our name. sshd gives the
+// command an SSH_AUTH_SOCK that leads to an agent in this process. The agent answers three
+// messages and signs one login. No key leaves this process.
 //
 // Two checks bind the signature (session-bind@openssh.com, OpenSSH 8.9 and later). First,
-// the client must prove to which host it is connected. The proof is the host key's
-// signature over the session id. That key must be the one that we have verified ourselves
-// for the worker in LoginTo. Second, the data to sign must be a login in that session, as
-// that worker's user. So a process that gets hold of the socket can do only what the
-// command was meant to do. It can do so only until the command ends. A command with LoginTo
-// has its own connection, which ends with the command.
+// the client must prove to which host it is connected: by the host key's signature over the
+// session id. The host key must be the one that we have verified ourselves for the worker
+// in LoginTo. Second, the data to sign must be a login in that session, as that worker's
+// user. So a process that gets hold of the socket can do only what the command was meant to
+// do, and only until the command ends. A command with LoginTo has its own connection, which
+// ends with it.
 
 // HostKey implements remote.Conn. It returns the host key that the worker has proven to
-// have. Before the first connection it returns "".
+// have, or "" before the first connection.
 func (c *Conn) HostKey() string {
 	if key := c.verified(); key != nil {
 		return sshkey.Authorized(key)
@@ -44,8 +44,8 @@ func (c *Conn) verified() ssh.PublicKey {
 	return c.trusted
 }
 
-// startApart starts cmd over a connection that only cmd uses. On this connection the worker
-// may ask for signatures. The connection ends with the command.
+// startApart starts cmd over a connection of its own. The worker may ask for signatures on
+// this connection, which ends with the command.
 func (c *Conn) startApart(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	to, ok := cmd.LoginTo.(*Conn)
 	if !ok {
@@ -74,7 +74,7 @@ func (c *Conn) startApart(ctx context.Context, cmd remote.Cmd) (remote.Session, 
 func passToAgent(rw io.ReadWriteCloser, socket string) {
 	agent, err := net.Dial("unix", socket)
 	if err != nil {
-		return // the agent has ended, so the caller closes the client's connection
+		return // the agent has ended; the caller closes the client's connection
 	}
 	asked := make(chan struct{})
 	go func() {
@@ -94,10 +94,10 @@ type loan struct {
 	hostKey ssh.PublicKey
 
 	mu    sync.Mutex
-	taken bool // a session was bound
+	taken bool // bound to a session
 }
 
-// take binds the loan to a session. It fails if the loan was bound before.
+// take binds the loan to a session. It fails if the loan is bound already.
 func (o *loan) take() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -143,7 +143,7 @@ func (o *loan) serve(rw io.ReadWriter) {
 	}
 }
 
-// A visit is one client of the agent. It is bound to one session.
+// A visit is one client of the agent. It can be bound to one session.
 type visit struct {
 	loan    *loan
 	session []byte // nil until bound
@@ -161,7 +161,7 @@ func (v *visit) answer(msg []byte) ([]byte, error) {
 	return nil, fmt.Errorf("message %d is not served", msg[0])
 }
 
-// bind checks the client's proof that says to which host it is connected. It binds the
+// bind checks the client's proof of the host to which it is connected. Then it binds the
 // visit to that session.
 func (v *visit) bind(msg []byte) error {
 	var ext struct {
@@ -198,7 +198,7 @@ func (v *visit) bind(msg []byte) error {
 	return nil
 }
 
-// identities lists our public keys. If a client is not bound, it lists none.
+// identities lists our public keys for a bound client, and none for others.
 func (v *visit) identities() []byte {
 	answer := struct {
 		Keys uint32 `sshtype:"12"`
@@ -216,7 +216,7 @@ func (v *visit) identities() []byte {
 	return ssh.Marshal(answer)
 }
 
-// sign signs the login of the bound session and nothing else.
+// sign signs the login of the bound session, and nothing else.
 func (v *visit) sign(msg []byte) ([]byte, error) {
 	var req struct {
 		Key   []byte `sshtype:"13"`
@@ -244,7 +244,7 @@ func (v *visit) sign(msg []byte) ([]byte, error) {
 	return nil, errors.New("no such key")
 }
 
-// isLogin checks that data is a login request as a client signs it by RFC 4252 §7. It must
+// isLogin checks that data is a login request as RFC 4252 §7 lets a client sign it. It must
 // be for the bound session, user and key.
 func (v *visit) isLogin(key, data []byte) error {
 	var login struct {

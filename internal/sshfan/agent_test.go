@@ -13,7 +13,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// borrowed runs a command that may log in to the worker on which it runs.
+// borrowed runs a command that may log in to its own worker.
 func (b bench) borrowed(t *testing.T, script string, args ...string) (string, string) {
 	t.Helper()
 	host, port, err := net.SplitHostPort(b.addr)
@@ -75,7 +75,7 @@ func loans(t *testing.T, b bench) {
 		}
 	})
 	t.Run("another worker is not logged in to", func(t *testing.T) {
-		// The command takes its agent to a host for which the login is not meant.
+		// The command takes its agent to a host that is not in LoginTo.
 		other := processTarget(t, b.id)
 		host, port, err := net.SplitHostPort(other.addr)
 		testkit.Must(t, err)

@@ -17,8 +17,7 @@ import (
 )
 
 // A Conn is the SSH connection to one worker. It implements remote.Conn. It outlives the
-// network connection under it: when that has ended, the next Run or Start opens another
-// one.
+// network connection under it: the next Run or Start after the end of one opens another.
 type Conn struct {
 	*remote.Shell
 	fleet *Fleet
@@ -26,17 +25,17 @@ type Conn struct {
 
 	mu      sync.Mutex
 	closed  bool
-	link    *link         // the last connection, alive or not
+	link    *link         // the newest connection, alive or not
 	dialing *dialing      // the attempt in progress, or nil
-	trusted ssh.PublicKey // host key that this Conn has verified before
+	trusted ssh.PublicKey // the host key that this Conn has verified, or nil
 }
 
-// dialing is an attempt to connect that several callers may wait for.
+// dialing is an attempt to connect. Several callers may wait for it.
 type dialing struct {
 	done chan struct{}
 	link *link
 	err  error
-	left bool // the ctx of the caller that made the attempt has ended; other callers ignore its error
+	left bool // the caller that made the attempt has ended it; other callers ignore its error
 }
 
 func newConn(f *Fleet, host Host) *Conn {
@@ -60,9 +59,9 @@ func (c *Conn) Close() {
 	}
 }
 
-// live returns a connection that is not known to be broken. If needed, it opens a new one.
-// Callers that come while one is being opened wait for that one. If trouble is not nil,
-// live calls it with the error of every failed try.
+// live returns a connection that is not known to be broken. If there is none, it opens one,
+// or waits for the one that another caller is opening. If trouble is not nil, live calls it
+// with the error of every failed try.
 func (c *Conn) live(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	for {
 		c.mu.Lock()
@@ -131,27 +130,27 @@ type link struct {
 	sock  *socket
 
 	gone   chan struct{} // closed when the connection has ended
-	reason error         // why it has ended; read only after gone is closed
+	reason error         // why the connection has ended; read only after gone is closed
 
 	mu    sync.Mutex
-	cause error // why we have ended it, if we have
+	cause error // why we have ended the connection, if we have
 
-	quiet   int          // number of checks without a byte; only keepAlive uses it
-	heard   atomic.Int64 // when keepAlive last noticed that a byte had come, in nanoseconds
-	mute    atomic.Bool  // a keepalive is unanswered for half of KeepAlive
-	probing atomic.Bool  // a keepalive is unanswered
+	quiet   int          // number of checks without a received byte; only keepAlive uses it
+	heard   atomic.Int64 // when keepAlive last noticed a received byte, in nanoseconds
+	mute    atomic.Bool  // a keepalive has had no answer for half of KeepAlive
+	probing atomic.Bool  // a keepalive has had no answer yet
 
-	agent atomic.Pointer[agentServer] // usually nil
+	agent atomic.Pointer[agentServer] // the agent for the worker, usually nil
 }
 
 // An agentServer answers one client of a forwarded agent.
 type agentServer func(io.ReadWriteCloser)
 
-// From now on, lend lets the worker use the agent.
+// lend lets the worker use the agent from now on.
 func (l *link) lend(serve agentServer) { l.agent.Store(&serve) }
 
-// serve answers requests of the worker. It also notices the end of the connection. It
-// refuses everything except the use of an agent that was lent to the worker.
+// serve answers requests of the worker, and notices the end of the connection. It refuses
+// everything but the use of an agent lent to the worker.
 func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	for chans != nil || reqs != nil {
 		select {
@@ -190,7 +189,7 @@ func (l *link) serve(chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request) {
 	close(l.gone)
 }
 
-// serveAgent handles the connection of one client to the agent that was lent to the worker.
+// serveAgent handles one client of the agent lent to the worker.
 func (l *link) serveAgent(serve agentServer, nc ssh.NewChannel) {
 	ch, reqs, err := nc.Accept()
 	if err != nil {
@@ -201,15 +200,15 @@ func (l *link) serveAgent(serve agentServer, nc ssh.NewChannel) {
 	_ = ch.Close()
 }
 
-// end closes the connection. It records cause as the reason, unless there is a reason
-// already. Sessions end with ErrConnectionLost.
+// end closes the connection with cause as the reason, unless it has a reason already. Its
+// sessions end with ErrConnectionLost.
 func (l *link) end(cause error) {
 	l.mu.Lock()
 	if l.cause == nil {
 		l.cause = cause
 	}
 	l.mu.Unlock()
-	// The error of closing does not matter, because the reason is cause.
+	// An error of Close does not matter: cause is the reason.
 	_ = l.conn.Close()
 }
 
@@ -238,7 +237,7 @@ func (c *Conn) Silence() (since time.Time, silent bool) {
 	return time.Unix(0, l.heard.Load()), true
 }
 
-// lost returns the error for a command that was running when the link ended.
+// lost returns the error of a command that was running when the link ended.
 func (l *link) lost(name string) error {
 	<-l.gone
 	if l.reason == nil {
@@ -248,25 +247,25 @@ func (l *link) lost(name string) error {
 }
 
 // answers sends a keepalive and waits for the reply. It returns false if the connection
-// ends first. keepAlive ends a connection that stays silent.
+// ends before the reply. keepAlive ends a connection that stays silent.
 func (l *link) answers() bool {
 	_, _, err := l.conn.SendRequest("keepalive@openssh.com", true, nil)
 	return err == nil
 }
 
-// socket records whether a network connection delivers bytes, and whether the connection is
-// broken. A flag that keepAlive resets is cheaper than reading the clock at every Read.
+// socket records whether a network connection delivers bytes, and whether it is broken. A
+// flag that keepAlive resets is cheaper than reading the clock at every Read.
 type socket struct {
 	net.Conn
 	heard  atomic.Bool
 	broken atomic.Bool
-	full   atomic.Bool // first is full
+	full   atomic.Bool // first has mostFirst bytes
 
 	mu    sync.Mutex
-	first []byte // first bytes from the other side, up to mostFirst
+	first []byte // the first bytes from the other side, up to mostFirst
 }
 
-// mostFirst is how many bytes are kept of what the other side sends first. A server that
+// mostFirst is how many of the first bytes from the other side are kept. A server that
 // refuses to speak SSH with us sends fewer.
 const mostFirst = 256
 
@@ -312,13 +311,13 @@ func (s *socket) Close() error {
 }
 
 // keepAlive checks every connection four times in each interval KeepAlive. It counts
-// checks, not time. If this process was stopped or got no processor for a minute, its
-// connections could not show that they are alive. It must not give them up because of that.
+// checks, not time: if this process was stopped or got no processor for a minute, its
+// connections had no chance to show that they are alive, and must not be given up.
 const (
 	looks     = 4
 	probeAt   = looks
 	muteAt    = probeAt + looks/2
-	giveUpAt  = 3*looks - 1 // with the interval before the first look, within 3 KeepAlive
+	giveUpAt  = 3*looks - 1 // with the interval before the first check, within 3 KeepAlive
 	leastLook = time.Millisecond
 )
 
@@ -344,8 +343,8 @@ func (f *Fleet) keepAlive() {
 	}
 }
 
-// look probes a silent connection. If the connection stays silent, look gives it up. Both
-// may block on the network, so each runs in its own goroutine.
+// look probes a silent connection, and gives it up if it stays silent. Both may block on
+// the network, so each has a goroutine of its own.
 func (f *Fleet) look(l *link) {
 	if l.sock.heard.Swap(false) {
 		l.quiet = 0

@@ -20,8 +20,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// The wait between two tries of one worker begins with firstWait. It grows by a half each
-// time, up to mostWait. Each wait varies at random by half in both directions. So 2048
+// The wait between two tries of one worker begins with firstWait and grows by a half each
+// time, up to mostWait. Each wait varies at random by half in both directions, so that 2048
 // workers that were refused together are not tried again together.
 const (
 	firstWait = 250 * time.Millisecond
@@ -36,17 +36,17 @@ func jittered(try int) time.Duration {
 	return d/2 + rand.N(d)
 }
 
-// connect opens a link. It tries again as long as another try can help.
+// connect opens a link. It tries again as long as that can help.
 func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
-	doubted := false      // doubtful was true once
-	var refused time.Time // begin of the current series of refused keys; zero: there is none
+	doubted := false      // doubtful was true before
+	var refused time.Time // when the present series of refused keys began; zero: there is none
 	for n := 1; ; n++ {
 		l, failure := c.try(ctx)
 		if failure == nil {
 			if trouble == nil {
-				c.fleet.tellTrust() // for other callers, Open checks this once for all hosts
+				c.fleet.tellTrust() // Open checks this once for all hosts, every other caller here
 			}
 			return l, nil
 		}
@@ -83,15 +83,15 @@ func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) 
 	}
 }
 
-// doubtful reports whether the worker's host key was refused and Host.Keys may give another
-// answer when it is asked again. That is so if its last answer was remembered.
+// doubtful reports whether the worker's host key was refused because of a remembered answer
+// of Host.Keys. A new answer may be different.
 func (c *Conn) doubtful(failure *remote.ConnectError) bool {
 	var keyErr *remote.HostKeyError
 	return c.host.Doubt != nil && errors.As(failure, &keyErr) && c.host.Doubt()
 }
 
 // givenUp returns the error for a worker that was tried until the limit. Only now is it
-// clear that the worker really refuses the key: a VM that boots refuses it, too.
+// clear that the worker really refuses the key: a booting VM refuses it, too.
 func (c *Conn) givenUp(failure *remote.ConnectError, after time.Duration) *remote.ConnectError {
 	if !errors.Is(failure, remote.ErrKeyRefused) {
 		return failure
@@ -113,9 +113,9 @@ func interrupted(e *remote.ConnectError, cause error) *remote.ConnectError {
 	return &told
 }
 
-// try makes one attempt to connect. It looks up the host keys and the address, then
-// dials, does the handshake and logs in. The last three share one deadline and hold one
-// of MaxDials tokens.
+// try makes one attempt to connect. It looks up the host keys and the address, dials, does
+// the handshake and logs in. The last three steps share one deadline and hold one of
+// MaxDials tokens.
 func (c *Conn) try(ctx context.Context) (*link, *remote.ConnectError) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (c *Conn) try(ctx context.Context) (*link, *remote.ConnectError) {
 	return c.login(ctx, raw, addr, trust)
 }
 
-// known returns what is known about the worker apart from its own failure.
+// known returns what is known about the worker besides its failure.
 func (c *Conn) known() known {
 	_, reached := c.fleet.reached.Load(c.host.Slice)
 	return known{cloud: c.host.Cloud, reached: reached}
@@ -169,7 +169,7 @@ func (c *Conn) known() known {
 func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
 	turns := []chan struct{}{f.dials}
 	if via != nil {
-		// Take the bastion's turn first, because the bastion has fewer.
+		// Wait for the bastion's turn first, because the bastion has fewer.
 		turns = []chan struct{}{via.turns, f.dials}
 	}
 	for i, turn := range turns {
@@ -201,8 +201,7 @@ func (f *Fleet) dial(ctx context.Context, via *hop, addr string) (net.Conn, erro
 	return f.cfg.Dial(ctx, "tcp", addr)
 }
 
-// check returns a permanent error for a host if its address, login name or pin cannot be
-// used.
+// check returns a permanent error if the host's address, login name or pin cannot be used.
 func (c *Conn) check() *remote.ConnectError {
 	switch {
 	case c.host.Addr == nil:
@@ -219,7 +218,7 @@ func (c *Conn) check() *remote.ConnectError {
 	return nil
 }
 
-// login runs the SSH handshake and authentication over raw, which it owns.
+// login runs the SSH handshake and authentication over raw, and takes over raw.
 func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trust) (*link, *remote.ConnectError) {
 	l, stage, err := c.fleet.login(ctx, raw, addr, c.host.User, c.fleet.cfg.Identity.Signers(), trust)
 	if err != nil {
@@ -230,8 +229,8 @@ func (c *Conn) login(ctx context.Context, raw net.Conn, addr string, trust *trus
 	return l, nil
 }
 
-// login runs the SSH handshake and authentication over raw, which it owns. If it returns an
-// error, it also returns the stage that failed. When ctx ends, raw is closed, because
+// login runs the SSH handshake and authentication over raw, and takes over raw. With an
+// error, it also returns the stage that failed. It closes raw when ctx ends, because
 // ssh.ClientConfig.Timeout limits only the TCP connect.
 func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys []ssh.Signer, trust *trust) (*link, remote.Stage, error) {
 	sock := &socket{Conn: raw}
@@ -272,16 +271,16 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	return l, "", nil
 }
 
-// A loginWatch records what is needed to tell different refusals of a login apart.
+// A loginWatch records what tells the refusals of a login apart.
 type loginWatch struct {
 	asked  atomic.Bool // the server accepts keys for this login
-	signed atomic.Bool // the server wants our signature, so it knows the key
+	signed atomic.Bool // the server wants our signature, so the key is known to it
 
 	mu   sync.Mutex
 	said string // banners of the server, up to mostSaid bytes
 }
 
-// mostSaid is how much text of a server's banners is kept, in bytes.
+// mostSaid is how many bytes of a server's banners are kept.
 const mostSaid = 4 << 10
 
 func (w *loginWatch) banner(text string) error {
@@ -327,13 +326,13 @@ func (w *loginWatch) explain(trust *trust, err error) (remote.Stage, error) {
 	case verified == nil:
 		return remote.StageHandshake, err
 	case strings.Contains(said, "pam_nologin") || strings.Contains(said, "System is booting up"):
-		// While services of a VM are still starting, its sshd accepts the key, says this
-		// and hangs up.
+		// While a VM is still booting, its sshd accepts the key, sends this text and hangs
+		// up.
 		return remote.StageAuth, fmt.Errorf("%w: %q", remote.ErrBooting, said)
 	case cutOff(err):
 		return remote.StageHandshake, err
 	case w.signed.Load() && strings.HasSuffix(err.Error(), "attempted methods [none], no supported methods remain"):
-		// The server accepts the key but wants more than the key.
+		// The server accepts the key but wants something else, too.
 		return remote.StageAuth, fmt.Errorf("%w (%w)", ErrLoginRefused, errMoreThanKey)
 	case w.signed.Load():
 		return remote.StageAuth, fmt.Errorf("%w (%s)", ErrLoginRefused, bareLogin(err))
@@ -350,7 +349,7 @@ func bareLogin(err error) string {
 	return strings.TrimPrefix(err.Error(), "ssh: handshake failed: ssh: ")
 }
 
-// cutOff reports whether the connection broke during the login. x/crypto/ssh has no typed
+// cutOff reports whether the connection broke during the login. x/crypto/ssh has no type of
 // error that distinguishes this from a refused login.
 func cutOff(err error) bool {
 	var netErr *net.OpError
@@ -359,8 +358,8 @@ func cutOff(err error) bool {
 		errors.Is(err, net.ErrClosed) || errors.As(err, &netErr) || errors.As(err, &errno)
 }
 
-// keyExchanges puts plain curve25519 before the hybrid with ML-KEM. The hybrid costs
-// 0.12-0.3 ms of CPU more for each worker.
+// keyExchanges puts plain curve25519 before the hybrid with ML-KEM, which costs 0.12-0.3 ms
+// of CPU more for each worker.
 func keyExchanges() []string {
 	return []string{
 		ssh.KeyExchangeCurve25519,
@@ -373,7 +372,7 @@ func keyExchanges() []string {
 	}
 }
 
-// ciphers puts AES-GCM first, because it reaches 2.5 GB/s and ChaCha20-Poly1305 only 2.0.
+// ciphers puts AES-GCM first: it reaches 2.5 GB/s, ChaCha20-Poly1305 only 2.0.
 func ciphers() []string {
 	return []string{
 		ssh.CipherAES128GCM,
@@ -385,20 +384,20 @@ func ciphers() []string {
 	}
 }
 
-// permanentError marks a failure that another try does not remove.
+// permanentError marks a failure that would come again at another try.
 type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error   { return e.error }
 func (e permanentError) Permanent() bool { return true }
 
-// noAnswerError is the cause if a try took too long.
+// noAnswerError is the cause of a try that took too long.
 type noAnswerError time.Duration
 
 func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %s", time.Duration(e)) }
 func (e noAnswerError) Timeout() bool { return true }
 
-// permanent reports whether another try is useless. Errors of Host.Addr and Host.Keys
-// declare this with a method Permanent() bool.
+// permanent reports whether another try is useless. Errors of Host.Addr and Host.Keys say
+// so with a method Permanent() bool.
 func permanent(e *remote.ConnectError) bool {
 	var p interface{ Permanent() bool }
 	var keyErr *remote.HostKeyError
@@ -418,8 +417,7 @@ func permanent(e *remote.ConnectError) bool {
 }
 
 // explain returns the error for a failed step, with the probable cause as a hint. If we
-// have stopped the step ourselves, the error is our reason. It is not what the step
-// returned because it was stopped.
+// stopped the step ourselves, the error is our reason, not what the step returned.
 func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err error) *remote.ConnectError {
 	var keyErr *remote.HostKeyError
 	var jump *JumpError
@@ -439,7 +437,7 @@ func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err
 	return e
 }
 
-// A reworded error has a more useful text than the error it wraps.
+// A reworded error has a more useful text than the error that it wraps.
 type reworded struct {
 	error
 	text string
@@ -448,8 +446,8 @@ type reworded struct {
 func (e reworded) Error() string { return e.text }
 func (e reworded) Unwrap() error { return e.error }
 
-// plain rewords errors whose text says little. It also rewords those that repeat both
-// addresses and the operation.
+// plain rewords errors that say little, and those that repeat both addresses and the
+// operation.
 func plain(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err != nil {
@@ -467,7 +465,7 @@ func plain(err error) error {
 		return err
 	case errors.As(err, &negotiation):
 		offered := slices.DeleteFunc(slices.Clone(negotiation.RequestedAlgorithms), func(name string) bool {
-			return strings.HasPrefix(name, "kex-strict-") || strings.HasPrefix(name, "ext-info-") // flags, not algorithms
+			return strings.HasPrefix(name, "kex-strict-") || strings.HasPrefix(name, "ext-info-") // a flag, not an algorithm
 		})
 		return reworded{err, fmt.Sprintf("no common algorithm for %s; it offers only %s", negotiation.What, strings.Join(offered, ", "))}
 	case errors.Is(err, io.EOF):

@@ -28,22 +28,22 @@ import (
 	"multihost/internal/testkit/contract"
 )
 
-// A target is a kind of machine. The test checks the contract of SSH behaviours on it. A
-// row that differs between two targets is a fault of the simulated one.
+// A target is a kind of machine on which the test checks the contract of SSH behaviours. If
+// a row differs between two targets, the simulated one is wrong.
 type target struct {
 	addr  string
 	login string
 	keys  func() []string // host keys, in authorized_keys form
 
-	authorize    func(bool) // makes the target accept our key, or not
-	freeze, thaw func()     // existing connections
-	rotate       func()     // new host keys
+	authorize    func(bool) // sets whether the target accepts our key
+	freeze, thaw func()     // stop and continue existing connections
+	rotate       func()     // makes new host keys
 
-	// asRoot says that the server may do what sshd can do only as root: give terminals to
-	// others, and start commands in a home that belongs to the test.
+	// asRoot says that the server can do what sshd can do only as root: give terminals to
+	// others, and start commands in a home of the test.
 	asRoot bool
 
-	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu, and not the limit of the test
+	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu
 }
 
 // processTarget starts a worker of the simulator's process backend.
@@ -98,7 +98,8 @@ func processTarget(t *testing.T, key *sshkey.Identity) target {
 	}
 }
 
-// host returns the target at addr. addr may lead to it indirectly.
+// host returns the target as a worker with the address addr, which may lead to it through
+// others.
 func (g target) host(addr string) sshfan.Host {
 	h := hostAt("s0w0", addr)
 	h.User = g.login
@@ -110,7 +111,7 @@ func (g target) host(addr string) sshfan.Host {
 type bench struct {
 	target
 	id     *sshkey.Identity
-	signer ssh.Signer // the same key
+	signer ssh.Signer // the same key as id
 	conn   *sshfan.Conn
 }
 
@@ -124,7 +125,7 @@ func (b bench) client(t *testing.T) *ssh.Client {
 	c, err := ssh.Dial("tcp", b.addr, &ssh.ClientConfig{
 		User:            b.login,
 		Auth:            []ssh.AuthMethod{ssh.PublicKeys(b.signer)},
-		HostKeyCallback: ssh.InsecureIgnoreHostKey(), // sshfan's is tested elsewhere
+		HostKeyCallback: ssh.InsecureIgnoreHostKey(), // tests of sshfan cover the check of host keys
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -218,12 +219,12 @@ func (b bench) commands(t *testing.T) {
 	for _, row := range []contract.Command{
 		{Name: "starts at home", Line: `test "$PWD" = "$HOME" && echo here`, Stdout: "here\n"},
 		{Name: "login name", Line: "echo $USER $LOGNAME", Stdout: b.login + " " + b.login + "\n"},
-		{Name: "open descriptors", Line: "exec ls /proc/self/fd", Stdout: "0\n1\n2\n3\n"}, // the last one is that of ls
+		{Name: "open descriptors", Line: "exec ls /proc/self/fd", Stdout: "0\n1\n2\n3\n"}, // the last descriptor is the one of ls
 		{Name: "limits", Line: limits, Stdout: ours(limits)},
 		{Name: "open files", Line: "ulimit -Sn", Stdout: openFiles},
 		{Name: "rank", Line: rank, Stdout: ours(rank)},
 		{
-			Name:   "names of variables", // leaves out the names that make a process part of a worker, because they do not belong to the contract
+			Name:   "names of variables", // without the names that make a process part of a worker, which are not part of the contract
 			Line:   "tr '\\0' '\\n' </proc/$$/environ | sed 's/=.*//' | grep -vE '^(MULTIHOST_.*|TMPDIR)$' | sort | tr '\\n' ' '",
 			Stdout: "HOME LANG LOGNAME MAIL PATH SHELL SSH_CLIENT SSH_CONNECTION USER ",
 		},
@@ -240,8 +241,8 @@ func (b bench) commands(t *testing.T) {
 	}
 }
 
-// sshContract are the rows about sessions and connections. Rows that change the target
-// permanently come last.
+// sshContract are the rows about sessions and connections. Rows that change the target for
+// good come last.
 var sshContract = []struct {
 	name  string
 	check func(*testing.T, bench)
@@ -324,7 +325,7 @@ var sshContract = []struct {
 			t.Errorf("got % x, %v", answer, err)
 		}
 		in.Close()
-		if _, err := io.ReadAll(out); err != nil { // what follows are extensions
+		if _, err := io.ReadAll(out); err != nil { // extensions follow
 			t.Errorf("after the end of its input: %v", err)
 		}
 	}},
@@ -367,7 +368,7 @@ var sshContract = []struct {
 		for line, want := range map[string]string{
 			"echo up; exec sleep 60":                                     "signal TERM",
 			"trap 'exit 9' TERM; echo up; sleep 60 & wait":               "status 9",
-			"trap : TERM; (echo up; exec sleep 60) & wait; wait; exit 3": "status 3", // the whole group
+			"trap : TERM; (echo up; exec sleep 60) & wait; wait; exit 3": "status 3", // the signal reaches the whole group
 		} {
 			s := b.session(t)
 			if got := signalled(t, s, line, ssh.SIGTERM); got != want {
@@ -559,7 +560,7 @@ func (b bench) background(t *testing.T, c *sshfan.Conn) (pid string, s remote.Se
 	return strings.TrimSpace(out.String()), s
 }
 
-// stillRuns checks that a process still runs, and ends it.
+// stillRuns checks that a process still runs. Then it ends the process.
 func (b bench) stillRuns(t *testing.T, pid string) {
 	t.Helper()
 	if _, _, status := run(t, b.conn, fmt.Sprintf("kill -0 %[1]s && kill -KILL %[1]s", pid)); status.Code != 0 {
@@ -567,7 +568,7 @@ func (b bench) stillRuns(t *testing.T, pid string) {
 	}
 }
 
-// signalled starts a command and sends signals once the command is up. It returns how the
+// signalled starts a command, sends signals once the command is up, and returns how the
 // command ended.
 func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal) string {
 	t.Helper()
@@ -600,8 +601,8 @@ func signalled(t *testing.T, s *ssh.Session, line string, signals ...ssh.Signal)
 	return fmt.Sprint(err)
 }
 
-// sshd ignores signals for root, so nobody can rely on them to stop a command. The
-// simulator has no login for root.
+// sshd ignores signals for root, so nobody can stop a command with them. The simulator has
+// no login for root.
 func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	testkit.NoLeaks(t)
 	testkit.NeedRoot(t)
@@ -640,7 +641,7 @@ func TestOpenSSHIgnoresSignalsForRoot(t *testing.T) {
 	}
 }
 
-// A proxy passes TCP connections on until a test tells it to cut them.
+// A proxy passes TCP connections on until a test cuts them.
 type proxy struct {
 	listener net.Listener
 	to       string
@@ -648,7 +649,7 @@ type proxy struct {
 
 	mu    sync.Mutex
 	conns []net.Conn
-	left  int // how many bytes from the server may still come before the cut; 0: no limit
+	left  int // how many bytes from the server may pass before the cut; 0: no limit
 }
 
 func newProxy(t testing.TB, to string) *proxy {

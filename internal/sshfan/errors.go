@@ -12,7 +12,7 @@ import (
 
 var (
 	// Host.Keys returns ErrNoHostKeys if the API knows no host keys of a worker. Then the
-	// pin of the worker counts. Without a pin, the first key is trusted.
+	// worker's pin counts. Without a pin, the first key is trusted.
 	ErrNoHostKeys = fault.New(fault.Unavailable, "host keys unknown to the API")
 
 	// ErrLoginRefused reports a worker that knows our key but refuses the login.
@@ -27,9 +27,9 @@ var (
 	ErrNoAgent = fault.New(fault.Unavailable, "sshd forwards no agent for this login")
 )
 
-// If a dial failed because a name could not be resolved, unresolved turns its error into a
-// *remote.NameError. limit is the reason if we stopped the lookup, otherwise nil. If only
-// the relay of Identity-Aware Proxy needs the name, it does not change the error.
+// unresolved returns a *remote.NameError if the dial err failed because a name could not be
+// resolved. limit is our reason if we stopped the lookup, otherwise nil. If only the relay
+// of Identity-Aware Proxy needs the name, unresolved leaves err alone.
 func unresolved(err, limit error) (_ error, is bool) {
 	var dns *net.DNSError
 	var relay *iap.Error

@@ -32,7 +32,7 @@ func hostAt(name, addr string) sshfan.Host {
 	}
 }
 
-// connect connects to one host. This must succeed.
+// connect connects to one host, and must succeed.
 func connect(t testing.TB, f *sshfan.Fleet, h sshfan.Host) *sshfan.Conn {
 	t.Helper()
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
@@ -42,7 +42,7 @@ func connect(t testing.TB, f *sshfan.Fleet, h sshfan.Host) *sshfan.Conn {
 	return conns[0]
 }
 
-// refused connects to one host. This must fail at stage.
+// refused connects to one host, and must fail at stage.
 func refused(t testing.TB, f *sshfan.Fleet, h sshfan.Host, stage remote.Stage) *remote.ConnectError {
 	t.Helper()
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{h})
@@ -102,7 +102,7 @@ func TestConnectBoundsHandshakesNotSessions(t *testing.T) {
 func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 	testkit.NoLeaks(t)
 	const hosts = 64
-	// The server runs in this process, so its goroutines are recognized by their stacks.
+	// The server runs in this process, so recognize its goroutines by their stacks.
 	s := newServer(t)
 	f := newFleet(t)
 	list := make([]sshfan.Host, hosts)
@@ -126,7 +126,8 @@ func TestIdleConnectionCostsFourGoroutines(t *testing.T) {
 				n++
 			}
 		}
-		// The creator of the multiplexer is the same on both sides, so each side has one.
+		// Both sides create a multiplexer in the same function: half of them are the
+		// client's.
 		n += bytes.Count(buf, []byte("created by golang.org/x/crypto/ssh.newMux")) / 2
 		return float64(n) / hosts
 	}
@@ -141,7 +142,7 @@ func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
 	good := newServer(t)
 	silent := newServer(t, func(s *server) { s.silent = true })
 	f := newFleet(t, func(c *sshfan.Config) {
-		c.ConnectTimeout = 3 * time.Second // the good host needs this limit, too
+		c.ConnectTimeout = 3 * time.Second // the good host needs this much time, too
 		c.RetryFor = time.Millisecond
 	})
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0"), good.host("s0w1")})
@@ -170,9 +171,9 @@ func TestConnectIsTriedAgainWhileTheHostBoots(t *testing.T) {
 		case 1:
 			return "", errors.New("no address yet")
 		case 2:
-			return closed, nil // refused, because sshd is not up
+			return closed, nil // refused, because sshd is not up yet
 		}
-		return s.addr(), nil // closed during the handshake; the next time it works
+		return s.addr(), nil // closed during the handshake; the next try works
 	}
 	sink := &notes{}
 	f := newFleet(t, func(c *sshfan.Config) { c.Sink = sink })
@@ -355,16 +356,16 @@ func TestDialHook(t *testing.T) {
 	}
 }
 
-// Each case is about the host key of a worker: what the API says, what is pinned, which key
-// the worker shows, and the result.
+// Each case says which host keys the API returns and the file has, which key the worker
+// shows, and the result.
 func TestHostKeys(t *testing.T) {
 	type step struct {
 		name    string
-		api     string // a: key A, b: key B, empty: unknown to the API
+		api     string // a: key A, b: key B, "": unknown to the API
 		shows   string
 		pin     string
 		fails   bool
-		hint    string // hint of the failure; empty: the command that accepts the key
+		hint    string // hint of the failure; "": the command that accepts the key
 		forget  bool   // the user accepts the key before the connection
 		note    string // a part of a note that must be emitted
 		silence bool   // no note at all
@@ -470,8 +471,8 @@ func TestHostKeyOfKnownTypeIsAskedFor(t *testing.T) {
 	run(t, connect(t, newFleet(t), h), "true")
 }
 
-// A remembered host key alone does not make the fleet refuse a worker. It asks the API once
-// more, and that answer counts.
+// A remembered host key alone does not make the fleet refuse a worker. The fleet asks the
+// API once more, and that answer counts.
 func TestRememberedHostKeysAreDoubtedOnce(t *testing.T) {
 	testkit.NoLeaks(t)
 	for name, knows := range map[string]bool{"the API knows the new key": true, "the API knows it not": false} {
@@ -487,7 +488,7 @@ func TestRememberedHostKeysAreDoubtedOnce(t *testing.T) {
 			}
 			return []string{string(ssh.MarshalAuthorizedKey(key.PublicKey()))}, nil
 		}
-		h.Doubt = func() bool { return true } // each answer is remembered
+		h.Doubt = func() bool { return true } // every answer counts as remembered
 		_, errs := newFleet(t).Connect(t.Context(), []sshfan.Host{h})
 		var keyErr *remote.HostKeyError
 		if refused := errors.As(errs[0], &keyErr); refused == knows || asked != 2 {
@@ -518,12 +519,12 @@ func TestTrustOnFirstUseIsSaidOncePerFleet(t *testing.T) {
 
 // A command waits for a worker whose key has changed. Meanwhile another command forgets the
 // key. Then the first command forgets it, too, as the hint promises. A key that is in no
-// file is not forgotten.
+// file stays known.
 func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 	testkit.NoLeaks(t)
 	for _, row := range []struct {
 		name  string
-		state func(dir string) error // returns the state of the file's directory
+		state func(dir string) error // changes the directory of the file
 		want  error
 	}{
 		{"in a file", func(string) error { return nil }, nil},
@@ -560,8 +561,8 @@ func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 	}
 }
 
-// sortedNames replaces the listed names by the first five workers, because the real list
-// has the order in which the logins ended.
+// sortedNames replaces the names in a list of workers by the first five, because the real
+// list has the order in which the logins ended.
 func sortedNames(texts []string) []string {
 	for i, s := range texts {
 		before, rest, _ := strings.Cut(s, "(")
@@ -605,7 +606,7 @@ func TestKnownHostsFile(t *testing.T) {
 	f := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
 	other := newFleet(t, func(c *sshfan.Config) { c.KnownHosts = path })
 	connect(t, f, s.host("s0w0"))
-	connect(t, other, s.host("s0w1")) // other has read the file before f wrote it
+	connect(t, other, s.host("s0w1")) // other has read the file before f writes it
 	got, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -649,7 +650,7 @@ func TestLostConnection(t *testing.T) {
 	if n := s.execs.Load(); n != 1 {
 		t.Errorf("command was sent %d times, want once", n)
 	}
-	run(t, c, "true") // connects anew
+	run(t, c, "true") // connects again
 	if n := s.logins.Load(); n != 2 {
 		t.Errorf("%d logins, want 2", n)
 	}
@@ -672,7 +673,7 @@ func TestStartOnADeadConnectionIsMovedToANewOne(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	for range 20 {
-		s.cut() // the client may or may not have noticed when Run begins
+		s.cut() // the client may or may not notice the cut before Run begins
 		run(t, c, "true")
 	}
 	if n := s.execs.Load(); n != 20 {
@@ -717,7 +718,7 @@ func TestKeepAliveFindsAFrozenPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A peer that works survives many intervals of silence.
+	// A working peer survives many intervals of silence.
 	quiet := time.NewTimer(5 * interval)
 	defer quiet.Stop()
 	<-quiet.C
@@ -790,9 +791,9 @@ func TestMaxSessions(t *testing.T) {
 	run(t, c, "true")
 }
 
-// While skip is set, skippingClock ends waits of up to some seconds at once, and advances
-// the time. It does not do so for the waits of the progress display. Otherwise hours would
-// pass during one try.
+// skippingClock ends waits of up to some seconds at once while skip is set, and advances
+// the time. It leaves the waits of the progress display alone: otherwise hours would pass
+// during one try.
 type skippingClock struct {
 	skip    atomic.Bool
 	skipped atomic.Int64
@@ -842,8 +843,8 @@ func TestConnClose(t *testing.T) {
 	run(t, other, "true")
 }
 
-// A worker disappears while its clock is measured again. It then counts as lost. Its shell
-// does not count as broken, because a job tries again only after a loss.
+// A worker disappears while its clock is measured again. It must count as lost, not as a
+// worker with a broken shell, because a job tries again only after a loss.
 func TestAWorkerThatFallsSilentHasNoBrokenShell(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

@@ -76,7 +76,7 @@ func hold(kind string) error {
 }
 
 // unkind starts a simulator in a bad environment: as nohup does, in the background of a
-// script, and from a program that blocks signals and keeps files open.
+// script, or from a program that blocks signals and keeps files open.
 const unkind = `trap '' HUP INT QUIT PIPE TSTP TTIN TTOU USR1
 umask 077
 exec 7<"$0" 9>>/dev/null
@@ -116,8 +116,8 @@ func heldTarget(kind string) func(t *testing.T, key *sshkey.Identity) target {
 	}
 }
 
-// A command starts in the same state as under a system's sshd, whoever has started the
-// simulator.
+// However the simulator was started, its commands start in the same state as under a
+// system's sshd.
 func TestContractOfCommandsWhereTheSimulatorWasStartedUnkindly(t *testing.T) {
 	testkit.NoLeaks(t)
 	for _, kind := range []string{"process", "netns"} {

@@ -13,20 +13,19 @@ import (
 	"multihost/internal/remote"
 )
 
-// A hint names a cause only if the error proves it. Otherwise it says where to look: sshd
-// logs reasons that it does not send to clients.
+// A hint names a cause only if the error proves the cause. Otherwise it says where to look:
+// sshd logs reasons that it does not send to clients.
 const seeLog = "why is in sshd's log on the worker: sudo journalctl -u ssh -n 20"
 
-// known has what a hint may use in addition to the error.
+// known has what a hint may use besides the error.
 type known struct {
 	cloud bool // the worker is a VM of the cloud
-	// reached says that another worker of the slice, behind the same firewall rules, was
-	// reached from here.
+	// reached says that this machine has reached another worker of the slice, behind the
+	// same firewall rules.
 	reached bool
 }
 
-// hintOf returns what follows from the error of a worker, and what to type. It returns ""
-// if nothing follows.
+// hintOf returns what follows from the error of a worker, and what to type, or "".
 func hintOf(e *remote.ConnectError, k known) string {
 	var timeout interface{ Timeout() bool }
 	var hinted interface{ Hint() string }
@@ -34,7 +33,7 @@ func hintOf(e *remote.ConnectError, k known) string {
 	var name *remote.NameError
 	timedOut := errors.As(e.Err, &timeout) && timeout.Timeout()
 	switch {
-	case errors.As(e.Err, &name): // nothing is known about the machine
+	case errors.As(e.Err, &name): // the error says nothing about the machine
 		return name.Hint()
 	case k.reached && unanswered(e.Err, e.Stage, timedOut):
 		return "other workers of its slice were reached from here, so no firewall rule is missing: it is off, reboots or hangs; multihost slices list shows the state of its slice"
@@ -103,8 +102,8 @@ func handshakeHint(err error) string {
 	}
 }
 
-// negotiationHint returns the hint if the two sides have no algorithm in common. It names
-// the setting of sshd.
+// negotiationHint returns the hint if the two sides share no algorithm. It names the
+// setting of sshd.
 func negotiationHint(e *ssh.AlgorithmNegotiationError) string {
 	setting := ""
 	switch {
@@ -124,9 +123,8 @@ func negotiationHint(e *ssh.AlgorithmNegotiationError) string {
 }
 
 // refusedKeyHint returns the hint for a login that was refused until the time limit. An
-// unknown key, DenyUsers, AllowUsers and PubkeyAcceptedAlgorithms all look the same from
-// here. If nothing proves one of them, the hint names the possible ones, and the log that
-// shows which it is.
+// unknown key, DenyUsers, AllowUsers and PubkeyAcceptedAlgorithms look the same from here.
+// Without proof of one of them, the hint names them all and the log that has the reason.
 func refusedKeyHint(err error, user, key string, metadata, othersIn bool) string {
 	var reason *keyRefusal
 	switch {
@@ -156,11 +154,11 @@ type keyRefusal struct{ text string }
 func (e *keyRefusal) Error() string { return remote.ErrKeyRefused.Error() + ": " + e.text }
 func (e *keyRefusal) Unwrap() error { return remote.ErrKeyRefused }
 
-// errMoreThanKey reports an sshd that has accepted the key but also wants something else,
+// errMoreThanKey reports an sshd that has accepted the key but wants something else, too,
 // such as a password.
 var errMoreThanKey = errors.New("sshd wants more than a key: AuthenticationMethods")
 
-// A greetingError reports a server that sent something in place of its SSH version and hung
+// A greetingError reports a server that sent a text in place of its SSH version and hung
 // up.
 type greetingError struct {
 	text string
@@ -173,7 +171,7 @@ func (e *greetingError) Error() string {
 func (e *greetingError) Unwrap() error { return e.err }
 
 // unansweredHint returns the hint for packets that nobody answers. Google's firewall drops
-// packets for which there is no rule.
+// packets without a rule.
 func unansweredHint(addr string, cloud bool) string {
 	host, port, err := net.SplitHostPort(addr)
 	ip, ipErr := netip.ParseAddr(host)

@@ -22,7 +22,7 @@ import (
 // unproven lists claims that a hint may make only with proof.
 var unproven = []string{"overloaded", "MaxStartups", "metadata", "OS Login", "max-dials"}
 
-// OpenSSH itself runs with each setting that keeps us out. The hint is the one that its
+// Real OpenSSH runs with each setting that keeps us out. The hint must be the one that its
 // answers allow.
 func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 	testkit.NoLeaks(t)
@@ -30,7 +30,7 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		settings []string
-		unknown  bool // the key
+		unknown  bool // sshd does not know the key
 		says     string
 		hint     string
 	}{
@@ -85,7 +85,7 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 		to := s.target(id)
 		to.authorize(true)
 		addr := s.daemon("MaxStartups=1")
-		var waiting net.Conn // takes the only place
+		var waiting net.Conn // takes the only place for a login
 		testkit.Eventually(t, "sshd has a place", func() bool {
 			var err error
 			waiting, err = net.Dial("tcp", addr)
@@ -94,22 +94,22 @@ func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 			if _, err := io.ReadFull(waiting, greeting); err == nil && string(greeting) == "SSH-2.0-" {
 				return true
 			}
-			waiting.Close() // a check whether sshd listens still uses this place
+			waiting.Close() // the check whether sshd listens may still use the place
 			return false
 		})
 		defer waiting.Close()
 		f := newFleet(t, func(c *sshfan.Config) { c.Identity, c.RetryFor = id, time.Second })
 		_, errs := f.Connect(t.Context(), []sshfan.Host{to.host(addr)})
 		hint := hintIn(errs[0])
-		// The reset of the connection may destroy the reason. Then the hint names the log.
+		// A reset of the connection may destroy the reason. Then the hint names the log.
 		if !strings.Contains(hint, "(MaxStartups); fewer at once: --max-dials=8") && !strings.HasPrefix(hint, "why is in sshd's log") {
 			t.Errorf("got %v with %q", errs[0], hint)
 		}
 	})
 }
 
-// daemon starts an sshd that listens itself, unlike one with -i. It returns the address of
-// the sshd.
+// daemon starts an sshd that listens itself, unlike sshd -i. It returns the address of the
+// sshd.
 func (s *openSSH) daemon(setting string) string {
 	s.t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,7 +124,7 @@ func (s *openSSH) daemon(setting string) string {
 	testkit.Must(s.t, cmd.Start())
 	s.t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // the process was killed
 	})
 	testkit.Eventually(s.t, "sshd listens", func() bool {
 		conn, err := net.Dial("tcp", addr)
@@ -136,7 +136,7 @@ func (s *openSSH) daemon(setting string) string {
 	return addr
 }
 
-// If a server says why it hangs up, the error gives that reason.
+// If a server says why it hangs up, the error has that reason.
 func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 	testkit.NoLeaks(t)
 	for said, want := range map[string]string{
@@ -155,7 +155,7 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 				if err != nil {
 					return
 				}
-				_, _ = conn.Read(make([]byte, 256)) // otherwise the reset would destroy the reason
+				_, _ = conn.Read(make([]byte, 256)) // otherwise a reset would destroy the reason
 				_, _ = conn.Write([]byte(said))
 				conn.Close()
 			}
@@ -172,8 +172,8 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 	}
 }
 
-// A silent worker does not show that a firewall rule is missing if others of its slice were
-// reached, in whatever way. It does not show that either if the machine is not in Google's
+// The silence of a worker does not prove a missing firewall rule in two cases: other
+// workers of its slice were reached, in whatever way, or the machine is not in Google's
 // network.
 func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 	testkit.NoLeaks(t)
@@ -195,7 +195,7 @@ func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 		dial  sshfan.Dialer
 		addr  string
 		cloud bool
-		slice string // slice of the worker; the worker that answers is in slice "t-0"
+		slice string // slice of the silent worker; the worker that answers is in slice "t-0"
 		want  string
 	}{
 		{"of the slice, others answer", silent, "203.0.113.7:22", true, "t-0", others},

@@ -19,24 +19,24 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// trust holds what is known about the host key of a worker before one try. It also holds
-// what the try has found.
+// trust holds what is known about a worker's host key before one try, and what the try has
+// found.
 //
-// A key must match everything that is known. If a key is pinned, the worker's key must be
-// that one. If the API knows keys, it must be one of them. If the API knows a new key for
-// the same machine, that key does not replace the pin. A machine that was made again has a
-// new Pin, and an old machine has no reason to change its key.
+// A key must match everything that is known: the pinned key, if there is one, and one of
+// the API's keys, if there are any. If the API has a new key for the same machine, that key
+// does not replace the pin: a machine that was made again has a new Pin, and an old machine
+// has no reason to change its key.
 type trust struct {
 	host       Host
-	pinned     ssh.PublicKey // nil: none is pinned
-	pinnedIn   string        // the source of pinned
+	pinned     ssh.PublicKey // nil: no key is pinned
+	pinnedIn   string        // where pinned comes from
 	listed     []ssh.PublicKey
-	listedIn   string // the source of listed
+	listedIn   string // where listed comes from
 	remembered bool   // pinned is the key of an earlier connection of this Conn
 	accept     string
-	revoked    func(ssh.PublicKey) error // returns an error for a revoked key; nil if no key is revoked
+	revoked    func(ssh.PublicKey) error // returns an error for a revoked key; nil: no key is revoked
 
-	// x/crypto/ssh verifies in a goroutine of its own. It verifies again at every later key
+	// x/crypto/ssh verifies in a goroutine of its own, and again at every later key
 	// exchange of a long connection.
 	mu       sync.Mutex
 	offered  ssh.PublicKey // the verified key
@@ -44,8 +44,8 @@ type trust struct {
 }
 
 // trust returns which host keys the worker may show: the key that this Conn has verified
-// before. Without one, these are the pinned key and those of the API. Without any of these,
-// the worker may show any key.
+// before. Without one, these are the pinned key and the API's keys. Without these, the
+// worker may show any key.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: remote.SourceAPI}
 	c.mu.Lock()
@@ -72,7 +72,7 @@ func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	return t, nil
 }
 
-// accept returns the command with which the user accepts a changed key, or "".
+// accept returns the command with which a user accepts a changed key, or "".
 func (f *Fleet) accept(name, pin string) string {
 	if f.cfg.AcceptCommand != nil {
 		if command := f.cfg.AcceptCommand(name); command != "" {
@@ -85,8 +85,8 @@ func (f *Fleet) accept(name, pin string) string {
 	return "sed -E -i " + remote.Quote(`\,^`+regexp.QuoteMeta(pin)+` ,d`, f.pins.path)
 }
 
-// verify checks the key that the worker shows. Within one connection, the key may never
-// change.
+// verify checks the key that the worker shows. The key may never change within a
+// connection.
 func (t *trust) verify(key ssh.PublicKey) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,8 +129,7 @@ func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey)
 	return e
 }
 
-// outcome returns what verify has found so far: the verified key, or the reason why there
-// is none.
+// outcome returns the verified key, or the reason why there is none so far.
 func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -141,8 +140,8 @@ func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 func (t *trust) firstUse() bool { return t.pinned == nil && len(t.listed) == 0 }
 
 // algorithms lists the algorithms of host keys to ask for. Those of known keys come first,
-// so that a worker with several keys shows one that can be verified. Otherwise ed25519
-// comes first, because the others cost two to six times its CPU time.
+// so that a worker with several keys shows one that can be verified. If no key is known,
+// ed25519 comes first: the others cost two to six times its CPU time.
 func (t *trust) algorithms() []string {
 	all := []string{
 		ssh.KeyAlgoED25519,
@@ -164,8 +163,8 @@ func (t *trust) algorithms() []string {
 	return all
 }
 
-// remember keeps the key that the worker has shown in a completed login. A key is pinned
-// only then: a machine that refuses our login may be another one that got the worker's
+// remember keeps the key that the worker has shown in a completed login. An earlier key is
+// not pinned: a machine that refuses our login may be another one that got the worker's
 // address.
 func (c *Conn) remember(t *trust) {
 	key, _ := t.outcome()
@@ -175,7 +174,7 @@ func (c *Conn) remember(t *trust) {
 	c.fleet.pin(t, key)
 }
 
-// If no key was pinned before, pin adds a key to the pins. The next flush writes it to the
+// pin adds a key to the pins, unless one was pinned before. The next flush writes it to the
 // file.
 func (f *Fleet) pin(t *trust, key ssh.PublicKey) {
 	if t.pinned != nil {
@@ -202,29 +201,29 @@ func parseKeys(lines []string) ([]ssh.PublicKey, error) {
 	return keys, nil
 }
 
-// pins is the known hosts file, which maps identities to host keys. multihost has a file of
-// its own. ssh's file has addresses as keys, and the address of a TPU VM soon belongs to
+// pins is the known hosts file: host keys by identity. multihost has a file of its own,
+// because ssh's file has addresses as keys, and the address of a TPU VM soon belongs to
 // another machine. The file has one line per identity,
 //
 //	<pin> <key type> <base64 key>
 //
 // and also empty lines, and comments that begin with '#'. A change replaces the whole file
-// by rename, under a lock that all multihost processes share. A line that cannot be read is
-// an error. If it were skipped, a known worker would be trusted on first use.
+// by rename, under a lock that all multihost processes share. An unreadable line is an
+// error: if it were skipped, a known worker would be trusted on first use.
 type pins struct {
-	path string // empty: the pins are not kept in a file
+	path string // "": the pins are not kept in a file
 
 	mu    sync.Mutex
 	keys  map[string]ssh.PublicKey
-	fresh map[string]bool // pins that flush has not yet tried to write; true: the API has the key
-	own   map[string]bool // pins of this process that flush has not written to the file
-	read  fs.FileInfo     // the file from which the keys were read; nil: there was none
+	fresh map[string]bool // pins that flush has not tried to write yet; true: the API has the key
+	own   map[string]bool // pins of this process that are not in the file yet
+	read  fs.FileInfo     // the file as it was read; nil: there was none
 }
 
 const pinsHeader = "# Host keys of TPU workers, kept by multihost: <node id>/<worker> <key type> <key>\n"
 
-// CheckHostKeys checks that a file of pinned host keys can be read, as New does. The error
-// is a *KnownHostsError. If the file is missing, that is no error: it is made later.
+// CheckHostKeys checks that New could read a file of pinned host keys. The error is a
+// *KnownHostsError. A missing file is no error: it is made later.
 func CheckHostKeys(path string) error {
 	_, err := loadPins(path)
 	return err
@@ -238,8 +237,8 @@ func loadPins(path string) (*pins, error) {
 	return p, nil
 }
 
-// load reads the file if it has changed since the last read. It keeps pins that the file
-// does not have yet.
+// load reads the file if it has changed since the last read. It keeps pins that are not in
+// the file yet.
 func (p *pins) load() error {
 	if p.path == "" {
 		return nil
@@ -272,7 +271,7 @@ func (p *pins) load() error {
 	return nil
 }
 
-// parsePin reads one line of the file. The key of an empty line or a comment is nil.
+// parsePin reads one line of the file. An empty line or a comment has a nil key.
 func parsePin(line string) (string, ssh.PublicKey, error) {
 	line = strings.TrimSpace(line)
 	if line == "" || strings.HasPrefix(line, "#") {
@@ -305,7 +304,7 @@ func validPin(pin string) bool {
 	return pin != "" && pin[0] != '#' && !strings.ContainsFunc(pin, func(r rune) bool { return r <= ' ' || r == 0x7f })
 }
 
-// name returns the name that errors use for the pins.
+// name returns the name of the file for errors.
 func (p *pins) name() string {
 	if p.path == "" {
 		return "the known hosts file"
@@ -314,8 +313,8 @@ func (p *pins) name() string {
 }
 
 // get returns the key that the file now has for a pin, or nil. It reads the file again,
-// because a person may remove a key while a command waits for the worker. If the file can
-// no longer be read, the keys stay as they were.
+// because a person may remove a key while a command waits for the worker. If the file has
+// become unreadable, the keys stay as they were.
 func (p *pins) get(pin string) ssh.PublicKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -330,7 +329,7 @@ func (p *pins) put(pin string, key ssh.PublicKey, proven bool) {
 	p.fresh[pin], p.own[pin] = proven, true
 }
 
-// flush writes the new pins to the file. One write contains the pins of many workers.
+// flush writes the new pins to the file, those of many workers in one write.
 func (p *pins) flush() error {
 	p.mu.Lock()
 	fresh := p.fresh
@@ -350,9 +349,9 @@ func (p *pins) flush() error {
 			if err != nil || key == nil || keys[pin] == nil {
 				continue
 			}
-			// Another process may have pinned the worker in the meantime. Our key replaces
-			// the other process's key only if the API has ours. Otherwise both keys were
-			// trusted on first use, and neither is better.
+			// Another process may have pinned the worker meanwhile. Our key replaces that
+			// pin only if the API has ours. Otherwise both keys were trusted on first use,
+			// and neither is better.
 			if fresh[pin] {
 				lines[i] = formatPin(pin, keys[pin])
 			}
@@ -388,10 +387,9 @@ func mapKeys(m map[string]ssh.PublicKey) func(yield func(string) bool) {
 	}
 }
 
-// ForgetHostKeys removes pins from the known hosts file. It returns how many it has
-// removed. In this way a user accepts a changed host key: the worker then counts as a new
-// one. A pin that ends with "/" stands for all pins that begin with it, such as those of
-// all workers of a node.
+// ForgetHostKeys removes pins from the known hosts file and returns how many. So a user
+// accepts a changed host key: the worker then counts as a new one. A pin that ends with "/"
+// stands for all pins that begin with it, such as those of all workers of a node.
 func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -411,8 +409,8 @@ func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	return removed, err
 }
 
-// rewritePins passes the lines of the file to change, each with its newline. It writes the
-// lines that change returns to the file instead.
+// rewritePins passes the lines of the file to change, each with its newline. The lines that
+// change returns become the file.
 func rewritePins(path string, change func([]string) []string) (err error) {
 	defer func() {
 		if err != nil {
@@ -422,7 +420,7 @@ func rewritePins(path string, change func([]string) []string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// The file itself is replaced, so another file beside it is the lock.
+	// The file itself is replaced, so the lock is another file beside it.
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err

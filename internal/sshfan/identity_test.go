@@ -221,7 +221,7 @@ func TestAgentIdentity(t *testing.T) {
 	}
 }
 
-// startAgent runs an agent that holds two keys.
+// startAgent runs an agent with two keys.
 func startAgent(t *testing.T) (socket string, signers []ssh.Signer) {
 	t.Helper()
 	ring := agent.NewKeyring()
@@ -269,8 +269,8 @@ func TestRaiseFileLimit(t *testing.T) {
 	}
 }
 
-// Every login needs a signature, which costs much with an RSA key. If there are many
-// workers, one note says what this costs and which key costs less.
+// Every login needs a signature, which costs much with an RSA key. With many workers, one
+// note says what this costs and which key costs less.
 func TestWhatAnRSAKeyCostsIsSaidOnce(t *testing.T) {
 	testkit.NoLeaks(t)
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -278,7 +278,7 @@ func TestWhatAnRSAKeyCostsIsSaidOnce(t *testing.T) {
 	slow, err := sshkey.Load(writeKey(t, openssh(t, key, ""), 0o600), nil)
 	testkit.Must(t, err)
 	over, cancel := context.WithCancel(t.Context())
-	cancel() // nobody is dialled
+	cancel() // no worker is dialled
 	for _, c := range []struct {
 		id    *sshkey.Identity
 		hosts int

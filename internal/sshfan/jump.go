@@ -25,7 +25,7 @@ import (
 
 // A JumpHost is a bastion.
 type JumpHost struct {
-	Addr string // host:port, as the machine that dials it resolves the host
+	Addr string // host:port, resolved by the machine that dials it
 	User string
 
 	// IdentityFiles are private keys that are tried before those of the Fleet. Missing
@@ -35,7 +35,7 @@ type JumpHost struct {
 	// If KnownHosts is not nil, it replaces Config.UserKnownHosts.
 	KnownHosts []string
 
-	// KnownAs is the name of the bastion in KnownHosts. Empty means Addr.
+	// KnownAs is the name of the bastion in KnownHosts. "" means Addr.
 	KnownAs string
 }
 
@@ -57,7 +57,7 @@ func (e *JumpError) Error() string {
 		return fmt.Sprintf("log in to bastion %s as %q: %v", e.Addr, e.User, e.Err)
 	case remote.StageHostKey:
 		if keyErr := (*remote.HostKeyError)(nil); errors.As(e.Err, &keyErr) {
-			return keyErr.Error() // names the bastion
+			return keyErr.Error() // this error names the bastion
 		}
 		return fmt.Sprintf("verify host key of bastion %s: %v", e.Addr, e.Err)
 	case remote.StageHandshake:
@@ -75,14 +75,14 @@ func (e *JumpError) Fault() fault.Kind { return e.Stage.Fault(e.Err) }
 // Hint returns the probable cause, or "".
 func (e *JumpError) Hint() string { return e.hint }
 
-// Permanent reports whether nobody tries the bastion again.
+// Permanent reports whether the bastion is not tried again.
 func (e *JumpError) Permanent() bool { return e.final }
 
 // ForwardError reports that a bastion was reached but could not connect to a worker.
 type ForwardError struct {
 	Bastion    string
 	Said       string // the text of its sshd, such as "Connection refused"
-	Prohibited bool   // it forwards no connections, or none to that address
+	Prohibited bool   // the bastion forwards no connections, or none to that address
 
 	addr string // address of the worker
 }
@@ -127,15 +127,15 @@ func (e *ForwardError) Hint() string {
 }
 
 // jumpTurns limits how many handshakes are in progress through one bastion. sshd begins to
-// drop connections when ten are not logged in yet (MaxStartups 10:30:100).
+// drop connections when ten of them have not logged in yet (MaxStartups 10:30:100).
 const jumpTurns = 8
 
-// A hop is a bastion with its only connection. Everything behind the bastion shares this
-// connection. The connection is opened when it is first used, and again after it has ended.
+// A hop is a bastion with the one connection to it that everything behind it shares. The
+// connection is opened when it is first used, and again after it has ended.
 type hop struct {
 	fleet  *Fleet
 	to     JumpHost
-	before *hop // nil: this machine dials it directly
+	before *hop // the bastion before it; nil: this machine dials it directly
 	turns  chan struct{}
 
 	mu      sync.Mutex
@@ -143,18 +143,18 @@ type hop struct {
 	dialing *hopDial
 	fails   int       // number of failed attempts in a row
 	rest    time.Time // no attempt before this time
-	broken  error     // permanent failure, after which there is no further attempt
+	broken  error     // permanent failure; no further attempt follows
 }
 
-// A hopDial is an attempt for which several callers may wait.
+// A hopDial is an attempt to connect. Several callers may wait for it.
 type hopDial struct {
 	done chan struct{}
 	link *link
 	err  error
 }
 
-// chain returns the last of the hops to pass. If there are none, it returns nil. Workers
-// that are behind the same bastions share their connections.
+// chain returns the last of the hops for jumps, or nil if there are none. Workers behind
+// the same bastions share their connections.
 func (f *Fleet) chain(jumps []JumpHost) *hop {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,8 +172,8 @@ func (f *Fleet) chain(jumps []JumpHost) *hop {
 	return last
 }
 
-// route returns the address to dial for the address of a worker. It also returns the last
-// bastion on the way, or nil.
+// route returns the address to dial for a worker's address, and the last bastion on the
+// way, or nil.
 func (f *Fleet) route(addr string) (string, *hop, error) {
 	jumps := f.cfg.Jump
 	if f.cfg.SSHConfig != nil {
@@ -229,7 +229,7 @@ func plainText(s string) string {
 }
 
 // open asks the bastion for a connection. A bastion may need minutes to find out that
-// nobody answers at addr, and nobody can tell it to stop. So open returns when ctx ends,
+// nobody answers at addr, and cannot be stopped meanwhile. So open returns when ctx ends,
 // and closes a connection that comes later.
 func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, error) {
 	host, portText, err := net.SplitHostPort(addr)
@@ -274,9 +274,8 @@ func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, erro
 	}
 }
 
-// tunnel makes a net.Conn from a channel. By itself, a channel ends only when the bastion
-// agrees. If the bastion has stopped answering, closing the channel must not wait for that
-// agreement.
+// tunnel makes a net.Conn from a channel. A channel alone ends only when the bastion
+// agrees. Closing it must not wait for that if the bastion has stopped answering.
 func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	near, far := net.Pipe()
 	in := f.spawn(func() {
@@ -295,7 +294,7 @@ func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	return near, nil
 }
 
-// live returns the connection to the bastion. If there is none, it opens one.
+// live returns the connection to the bastion, and opens one if there is none.
 func (h *hop) live(ctx context.Context) (*link, error) {
 	h.mu.Lock()
 	switch {
@@ -309,8 +308,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	d := h.dialing
 	if d == nil {
 		d = &hopDial{done: make(chan struct{})}
-		// The attempt belongs to no caller: if one worker is given up, the attempt must
-		// continue for the others.
+		// The attempt belongs to no caller: if one worker is given up, it must continue for
+		// the others.
 		if !h.fleet.spawn(func() { h.lead(d) }) {
 			h.mu.Unlock()
 			return nil, remote.ErrClosed
@@ -326,8 +325,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	}
 }
 
-// lead makes the attempt d. However many workers wait, a bastion that fails is tried at the
-// pace of one client. More tries would look like an attack.
+// lead makes the attempt d. A failing bastion is tried at the pace of one client, however
+// many workers wait. More tries would look like an attack.
 func (h *hop) lead(d *hopDial) {
 	clock := h.fleet.cfg.Clock
 	h.mu.Lock()
@@ -359,7 +358,7 @@ func (h *hop) lead(d *hopDial) {
 
 // connect makes one attempt to log in to the bastion.
 func (h *hop) connect() (*link, *JumpError) {
-	// This comes before the timeout starts: somebody may have to type a passphrase.
+	// Before the timeout starts: somebody may have to type a passphrase.
 	keys, skipped := h.fleet.keyring.Offer(h.to.IdentityFiles, h.fleet.cfg.Identity.Signers())
 
 	limit := h.fleet.cfg.ConnectTimeout
@@ -414,7 +413,7 @@ func (h *hop) fail(ctx context.Context, stage remote.Stage, err error) *JumpErro
 		e.Err, e.final = errMoreThanKey, true
 	case errors.Is(err, remote.ErrKeyRefused), errors.Is(err, ErrLoginRefused):
 		// A bastion is already up, so it will refuse later what it refuses now. The error
-		// is not ErrKeyRefused, because that is about the keys of workers.
+		// is not ErrKeyRefused, which is about the keys of workers.
 		e.Err = errors.New("it accepts none of our keys")
 		e.final = true
 	case stage == remote.StageHostKey:
@@ -432,18 +431,18 @@ func (h *hop) fail(ctx context.Context, stage remote.Stage, err error) *JumpErro
 	return e
 }
 
-// stays reports whether another try would get the same error.
+// stays reports whether another try would fail in the same way.
 func stays(err error) bool {
 	var other interface{ Permanent() bool }
 	var dns *net.DNSError
 	return errors.As(err, &other) && other.Permanent() || errors.As(err, &dns) && dns.IsNotFound
 }
 
-// atBastion changes a hint about a worker's sshd into one about a bastion's sshd.
+// atBastion turns a hint about a worker's sshd into one about a bastion's sshd.
 func atBastion(hint string) string { return strings.Replace(hint, "the worker", "the bastion", 1) }
 
-// refused adds to the error the keys that the bastion has refused. It also adds the key
-// file that could not be tried.
+// refused adds to the error the keys that the bastion has refused, and the key file that
+// could not be tried.
 func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	names := make([]string, len(keys))
 	for i, k := range keys {
@@ -456,8 +455,8 @@ func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	}
 }
 
-// trust returns which host keys the bastion may show: those in the user's own known_hosts.
-// Without any, this is the pinned key. Without a pinned key, the bastion may show any key.
+// trust returns which host keys the bastion may show: those in the user's own known_hosts,
+// or else the pinned key. If there is neither, any key.
 func (h *hop) trust() (*trust, error) {
 	f := h.fleet
 	pin := "jump/" + h.to.Addr
@@ -492,7 +491,7 @@ func (h *hop) trust() (*trust, error) {
 	return t, nil
 }
 
-// remember pins the key of a bastion that was unknown. It also warns about this bastion.
+// remember pins the key of an unknown bastion, and warns about the bastion.
 func (h *hop) remember(t *trust) {
 	if !t.firstUse() {
 		return
@@ -503,9 +502,8 @@ func (h *hop) remember(t *trust) {
 		"trusted the host key of bastion %s on first use (%s): no known_hosts file has it", h.to.Addr, sshkey.Fingerprint(key))
 }
 
-// lookUpKnownHosts returns the host keys that ssh's own files have for a machine. revoked
-// is a function that returns an error for a revoked key. It leaves out keys of certificate
-// authorities.
+// lookUpKnownHosts returns the host keys that ssh's own files have for a machine, without
+// those of certificate authorities. revoked returns an error for a revoked key.
 func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, revoked func(ssh.PublicKey) error, err error) {
 	files = slices.DeleteFunc(slices.Clone(files), func(path string) bool {
 		_, err := os.Stat(path)
@@ -537,7 +535,7 @@ func lookUpKnownHosts(files []string, name string) (keys []knownhosts.KnownKey, 
 	return slices.DeleteFunc(keyErr.Want, isAuthority), revoked, nil
 }
 
-// isAuthority reports whether a line of a known_hosts file is about an authority that signs
+// isAuthority reports whether a line of a known_hosts file names an authority that signs
 // host keys.
 func isAuthority(k knownhosts.KnownKey) bool {
 	data, err := os.ReadFile(k.Filename)

@@ -34,8 +34,8 @@ func through(bastions ...*server) func(*sshfan.Config) {
 func TestManyWorkersThroughOneBastion(t *testing.T) {
 	testkit.NoLeaks(t)
 	const hosts = 64
-	// This bastion behaves like one that has MaxStartups and that others use, too. It
-	// closes the first connections, and accepts only few that are not logged in.
+	// This bastion behaves as if it had MaxStartups and other users: it closes the first
+	// connections, and accepts only few that are not logged in.
 	bastion := newServer(t, func(s *server) { s.startups = 1; s.hangUpFirst.Store(2) })
 	behind := newServer(t)
 	f := newFleet(t, through(bastion))
@@ -96,7 +96,6 @@ func TestTwoBastionsAndABusyTunnel(t *testing.T) {
 	}
 }
 
-// The simulator's workers and sshd work as bastions, too.
 func TestBastionsOfTheContract(t *testing.T) {
 	for name, start := range map[string]func(*testing.T, *sshkey.Identity) target{
 		"process": processTarget,
@@ -139,7 +138,7 @@ func TestBastionFailures(t *testing.T) {
 		name    string
 		bastion func(t *testing.T) *server
 		stage   remote.Stage
-		jump    remote.Stage // stage of the JumpError; empty: any stage, or no JumpError
+		jump    remote.Stage // stage of the JumpError; "": any stage, or no JumpError
 		says    string
 		hint    string
 	}{
@@ -268,7 +267,7 @@ func TestHostKeyOfABastion(t *testing.T) {
 		}
 	}
 
-	// A key that nobody knows is trusted, reported and pinned.
+	// An unknown key is trusted, reported and pinned.
 	sink, err := try(filepath.Join(dir, "missing"))
 	if err != nil || len(sink.texts("trusted the host key of bastion "+bastion.addr())) != 1 {
 		t.Fatalf("first use: %v, notes %q", err, sink.texts(""))
@@ -287,7 +286,7 @@ func TestHostKeyOfABastion(t *testing.T) {
 		t.Errorf("forgot %d, %v", n, err)
 	}
 
-	// If ssh knows a host, only the keys of ssh count, and no pin is made.
+	// If ssh knows the host, only ssh's keys count, and nothing is pinned.
 	line := func(key ssh.Signer) string {
 		return knownhosts.Line([]string{knownhosts.HashHostname(knownhosts.Normalize(bastion.addr()))}, key.PublicKey()) + "\n"
 	}
@@ -352,7 +351,7 @@ Host command
 	if bastion.forwards.Load() != 1 {
 		t.Errorf("%d connections through the bastion, want 1", bastion.forwards.Load())
 	}
-	run(t, connect(t, f, behind.host("s0w1")), "true") // no note is about the bastion
+	run(t, connect(t, f, behind.host("s0w1")), "true") // no note about the bastion
 	if bastion.forwards.Load() != 1 {
 		t.Error("a worker of which the file says nothing went through the bastion")
 	}
@@ -397,7 +396,7 @@ func TestKeysForBastions(t *testing.T) {
 			accept := func(_ string, key ssh.PublicKey) bool {
 				return tt.wants != nil && string(key.Marshal()) == string(tt.wants.PublicKey().Marshal())
 			}
-			// Two bastions use the same key. One of them must be tried twice.
+			// Two bastions have the same key. One of them must be tried twice.
 			first := newServer(t, func(s *server) { s.accept = accept; s.hangUpFirst.Store(1) })
 			second := newServer(t, func(s *server) { s.accept = accept })
 			behind := newServer(t)
@@ -460,7 +459,7 @@ func TestReachable(t *testing.T) {
 	silent := newServer(t, func(s *server) { s.silent = true })
 	closed := closedPort(t)
 	var wg sync.WaitGroup
-	const short = 3 * time.Second // hosts that answer must do so within this time
+	const short = 3 * time.Second // hosts that answer at all answer within this time
 	for _, tt := range []struct {
 		name     string
 		patience time.Duration

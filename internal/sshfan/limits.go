@@ -8,7 +8,7 @@ import (
 )
 
 // Every worker needs a socket and, while its log is followed, a log file. The rest of the
-// program needs some tens of files.
+// program needs a few dozen files.
 const (
 	filesPerHost = 2
 	filesBesides = 64
@@ -26,15 +26,14 @@ func (e *DescriptorError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *DescriptorError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint returns what to type in the shell that starts multihost. The hard limit is too low,
-// and only root can raise it.
+// Hint returns what to type in the shell that starts multihost. Only root can raise the
+// hard limit, which is too low.
 func (e *DescriptorError) Hint() string {
 	return fmt.Sprintf("sudo prlimit --pid $$ --nofile=%d", e.Need)
 }
 
-// RaiseFileLimit raises the soft limit of open files to what this number of workers needs,
-// or as far as the hard limit allows. If that is too little, the error is a
-// *DescriptorError.
+// RaiseFileLimit raises the soft limit of open files to what this many workers need, or as
+// far as the hard limit allows. If that is not enough, the error is a *DescriptorError.
 func RaiseFileLimit(hosts int) error {
 	need := uint64(filesPerHost*hosts + filesBesides)
 	limit, err := raiseFileLimit(need)
@@ -47,8 +46,8 @@ func RaiseFileLimit(hosts int) error {
 	return nil
 }
 
-// warnDescriptors raises the limit of open files. It warns if the limit is still too low.
-// Connections beyond the limit fail. Connections below it work.
+// warnDescriptors raises the limit of open files, and warns if it is still too low.
+// Connections beyond the limit fail, the others work.
 func (f *Fleet) warnDescriptors(hosts int) {
 	err := RaiseFileLimit(hosts)
 	if err == nil {
@@ -61,13 +60,13 @@ func (f *Fleet) warnDescriptors(hosts int) {
 	f.cfg.Sink.Emit(note)
 }
 
-// manyHosts is the number of workers above which the cost of an RSA key is worth a note:
-// a quarter of a second of CPU.
+// manyHosts is the number of workers above which an RSA key is worth a note: it costs a
+// quarter of a second of CPU.
 const manyHosts = 64
 
-// warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms for a signature;
-// ed25519: 0.03 ms). A signature covers the key exchange of one connection, so one
-// signature cannot serve all workers.
+// warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms a signature;
+// ed25519: 0.03 ms). A signature covers the key exchange of one connection, so every worker
+// needs one.
 func (f *Fleet) warnSlowKey(hosts int) {
 	if hosts <= manyHosts || !f.cfg.Identity.Slow() || f.toldSlow.Swap(true) {
 		return

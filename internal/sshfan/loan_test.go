@@ -28,15 +28,15 @@ func testSigner(t *testing.T) ssh.Signer {
 type request struct {
 	host       ssh.Signer // the key that the server proves to have
 	claim      ssh.Signer // the key that the binding names
-	bound      string     // session that is bound
-	proven     string     // the session that the host has signed
+	bound      string     // the session to bind
+	proven     string     // the session id that the host has signed
 	forwarding bool
-	skip       bool // leave out the binding
+	skip       bool // without a binding
 
 	session, user, service, method string
 	signed                         byte
-	key                            ssh.Signer // that is to sign
-	named                          ssh.Signer // host key that the login names
+	key                            ssh.Signer // the key that is to sign
+	named                          ssh.Signer // host key in the login
 	data                           []byte     // sent in place of a login
 }
 
@@ -58,7 +58,7 @@ func (r request) login() []byte {
 	return data
 }
 
-// ask acts as the client of a loan.
+// ask plays the client of a loan.
 func (r request) ask(t *testing.T, o *loan) (*ssh.Signature, []byte, error) {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -81,7 +81,7 @@ func (r request) ask(t *testing.T, o *loan) (*ssh.Signature, []byte, error) {
 		_, _ = client.Extension("session-bind@openssh.com", ssh.Marshal(struct {
 			HostKey, Session, Signature []byte
 			Forwarding                  bool
-		}{r.claim.PublicKey().Marshal(), []byte(r.bound), ssh.Marshal(sig), r.forwarding})) // the signature is wrong
+		}{r.claim.PublicKey().Marshal(), []byte(r.bound), ssh.Marshal(sig), r.forwarding})) // a wrong signature
 	}
 	data := r.login()
 	sig, err := client.Sign(r.key.PublicKey(), data)

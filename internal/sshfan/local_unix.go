@@ -17,7 +17,7 @@ const (
 	errTooManyFiles = syscall.EMFILE
 )
 
-// ownFailures returns failures of this machine that another try does not remove.
+// ownFailures returns failures of this machine that another try would not remove.
 func ownFailures() []error {
 	return []error{syscall.EMFILE, syscall.ENFILE, syscall.EACCES, syscall.EPERM, syscall.EAFNOSUPPORT}
 }

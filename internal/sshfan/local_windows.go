@@ -15,7 +15,7 @@ const (
 	errTooManyFiles = windows.WSAEMFILE
 )
 
-// ownFailures returns failures of this machine that another try does not remove.
+// ownFailures returns failures of this machine that another try would not remove.
 func ownFailures() []error {
 	return []error{windows.WSAEMFILE, windows.WSAEACCES, windows.WSAEAFNOSUPPORT, windows.ERROR_TOO_MANY_OPEN_FILES}
 }

@@ -13,9 +13,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// If a name has no address, or the name server does not answer, the error says that. This
-// holds for a host and for a bastion. It guesses nothing about a machine that was never
-// reached.
+// If a name has no address, or the name server does not answer, the error says so, for a
+// host and for a bastion. It guesses nothing about the machine, which was never reached.
 func TestANameWithoutAnAddressIsToldAsThat(t *testing.T) {
 	testkit.NoLeaks(t)
 	lookup := func(name, why string, found bool) error {

@@ -22,7 +22,7 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// meter counts the bytes that are sent over all connections.
+// meter counts the bytes sent over all connections.
 type meter struct{ sent atomic.Int64 }
 
 type meteredConn struct {
@@ -56,7 +56,7 @@ func bulky(t *testing.T, size int) *remote.Program {
 	return remote.NewProgram("bulky", "# "+string(noise), `printf '%s|' "$@"`, "cat", "exit 7", "")
 }
 
-// ran runs the program and returns how many bytes were sent for that.
+// ran runs the program and returns how many bytes that has sent.
 func (m *meter) ran(t *testing.T, c *sshfan.Conn, p *remote.Program, input string) int64 {
 	t.Helper()
 	before := m.sent.Load()
@@ -100,7 +100,7 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 		}
 	}
 
-	// A new connection finds the scripts that another runner has sent.
+	// A new connection finds scripts that another runner has sent.
 	testkit.Must(t, os.CopyFS(kitOf(workers[1]), os.DirFS(kitOf(workers[0]))))
 	other := workers[1].Conns[0]
 	if _, err := other.MeasureClock(t.Context()); err != nil {
@@ -111,7 +111,7 @@ func TestAProgramIsSentToAWorkerOnce(t *testing.T) {
 	}
 }
 
-// Somebody has altered a script but kept its length. A runner finds that when it connects.
+// Somebody has altered a script but not its length. A runner notices when it connects.
 func TestAnAlteredKitIsSentAnew(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -154,8 +154,8 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 		"emptied":   func() error { return os.Truncate(entry(), 0) },
 		"removed":   func() error { return os.RemoveAll(filepath.Dir(kitOf(w))) },
 	} {
-		// Use another program each time, because a Conn always sends a program that was
-		// once missing.
+		// Use another program each time: once a program was missing, its Conn always sends
+		// it.
 		testkit.Must(t, os.RemoveAll(kitOf(w)))
 		size++
 		p := bulky(t, size)
@@ -172,7 +172,7 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 		t.Errorf("what somebody has put into the kit was run: %v", err)
 	}
 
-	// If input cannot be read again, the error says so.
+	// If the input cannot be read a second time, the error says so.
 	p := bulky(t, size+1)
 	m.ran(t, c, p, "first")
 	testkit.Must(t, os.RemoveAll(kitOf(w)))
@@ -182,8 +182,8 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 	m.ran(t, c, p, "afterwards")
 }
 
-// The input is a pipe whose writer waits. The bytes that the first try has read must not be
-// lost for the second.
+// The input is a pipe whose writer waits. The second try must still get the bytes that the
+// first one has read.
 func TestAnInputUnderWayIsNotLostWithTheKit(t *testing.T) {
 	testkit.NoLeaks(t)
 	w := simworker.Start(t, simworker.Config{})
@@ -212,7 +212,7 @@ func TestAnInputUnderWayIsNotLostWithTheKit(t *testing.T) {
 	}
 }
 
-// lines sends each text that is written to it to its channel.
+// lines is a writer that sends each text to a channel.
 type lines chan<- string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -230,7 +230,7 @@ func TestAWorkerThatKeepsNothingRunsProgramsAllTheSame(t *testing.T) {
 	for range 3 {
 		m.ran(t, w.Conns[0], p, "input")
 	}
-	// If the input of a program cannot be read again, the program must not fail, either.
+	// The program must not fail either if its input cannot be read again.
 	for range 3 {
 		m.ran(t, w.Conns[0], p, strings.Repeat("x", 100000))
 	}

@@ -30,7 +30,7 @@ func (e *NoAddressError) Fault() fault.Kind { return fault.Unavailable }
 // Cause returns the text of the error without the worker's name.
 func (e *NoAddressError) Cause() string { return "it has no " + e.Kind + " address" }
 
-// Permanent returns true, because the worker does not get such an address by waiting.
+// Permanent returns true: a worker does not get such an address by waiting.
 func (e *NoAddressError) Permanent() bool { return true }
 
 // Hint says what to type.
@@ -44,7 +44,7 @@ func (e *NoAddressError) Hint() string {
 // UnreachableError reports that none of a worker's addresses could be reached.
 type UnreachableError struct {
 	Addrs  []string
-	Causes []error // aligned to Addrs
+	Causes []error // in the order of Addrs
 }
 
 func (e *UnreachableError) Error() string {
@@ -76,17 +76,18 @@ func (e *UnreachableError) Hint() string {
 type Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Reachable finds out which of several addresses (host:port) of one worker can be reached
-// from here. It returns the index of that address. Call it for one worker, and use the same
-// kind of address for all.
+// from here, and returns its index. Call it for one worker, and use the same kind of
+// address for all.
 //
-// All addresses are tried at once, each for at most patience. An address counts if an SSH
-// server answers there. An open port alone proves nothing: another machine may have the
-// same internal address in another network. Connect verifies the identity later. If several
-// addresses answer within patience, the first in the order of addrs wins. If none answers,
-// the first one that refuses the connection wins: it can be reached, and the VM is booting.
+// It tries all addresses at once, each for at most patience. An address counts if an SSH
+// server answers there: an open port proves nothing, because another machine may have the
+// same internal address in another network. Connect verifies the identity later. Of the
+// addresses that answer within patience, the first in addrs wins. If none answers, the
+// first one that refuses the connection wins: the machine can be reached and is booting.
 // Otherwise the error is an *UnreachableError, or the cause of ctx.
 //
-// dial opens connections as Config.Dial does. nil means TCP. An empty address is skipped.
+// dial opens connections as Config.Dial does; nil means TCP. Reachable skips empty
+// addresses.
 func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs ...string) (int, error) {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
@@ -103,7 +104,7 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 	found := -1
 	for i := range addrs {
 		// Wait for the answers in order. Once an address has answered, cancel ends the
-		// other tries. This loop then only waits until they have ended.
+		// other tries, and this loop only waits for their end.
 		causes[i] = <-answers[i]
 		if causes[i] == nil && found < 0 {
 			found = i
@@ -124,8 +125,7 @@ func Reachable(ctx context.Context, dial Dialer, patience time.Duration, addrs .
 	return -1, &UnreachableError{Addrs: addrs, Causes: causes}
 }
 
-// greets returns nil if an SSH server answers at addr. Otherwise it returns the reason why
-// not.
+// greets returns nil if an SSH server answers at addr, otherwise the reason why not.
 func greets(ctx context.Context, dial Dialer, addr string) error {
 	if addr == "" {
 		return errors.New("no such address")

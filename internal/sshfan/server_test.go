@@ -26,7 +26,7 @@ import (
 )
 
 // A server is an SSH server that runs real commands with /bin/sh. Its fields set its
-// faults. Set them before the server is used, or with mu held.
+// faults. Set them before the server is used, or while holding mu.
 type server struct {
 	t        testing.TB
 	listener net.Listener
@@ -36,26 +36,26 @@ type server struct {
 	hostKeys []ssh.Signer
 	conns    map[*serverConn]struct{}
 	accept   func(user string, key ssh.PublicKey) bool
-	sessions int // most sessions for each connection; 0: no limit
+	sessions int // most sessions per connection; 0: no limit
 	closed   bool
 
 	handshakes  atomic.Int32 // number of connections that are not logged in
-	mostAtOnce  atomic.Int32 // the largest value that handshakes has ever had
+	mostAtOnce  atomic.Int32 // the peak of handshakes
 	logins      atomic.Int32
-	holdLogins  chan struct{} // if not nil, logins wait until it is closed
+	holdLogins  chan struct{} // if not nil, logins wait until this channel is closed
 	execs       atomic.Int32
-	silent      bool // accept TCP, say nothing
-	nologin     bool // as with pam_nologin, the key is right but nobody may log in yet
-	startups    int  // if more connections than this are not logged in, further ones are closed; 0: no limit
+	silent      bool // accepts TCP and then says nothing
+	nologin     bool // nobody may log in yet, even with the right key, as with pam_nologin
+	startups    int  // closes new connections while more than this many are not logged in; 0: no limit
 	forwards    atomic.Int32
-	mayForward  func(addr string) (reason ssh.RejectionReason, message string) // nil: everywhere
+	mayForward  func(addr string) (reason ssh.RejectionReason, message string) // decides where to forward; nil: everywhere
 	hangUpFirst atomic.Int32
 }
 
 // serverConn is a connection that can be frozen.
 type serverConn struct {
 	net.Conn
-	frozen chan struct{} // closed when nothing may be read or written any more
+	frozen chan struct{} // once this is closed, nothing may be read or written
 	gone   chan struct{}
 	once   sync.Once
 	freeze sync.Once
@@ -339,7 +339,7 @@ func (s *server) session(conn *ssh.ServerConn, ch ssh.Channel, requests <-chan *
 	}
 }
 
-// run runs one command. For some lines, it only behaves as if it ran them.
+// run runs one command. For some lines it only pretends to.
 func (s *server) run(conn *ssh.ServerConn, ch ssh.Channel, line string) {
 	defer ch.Close()
 	switch line {
@@ -424,12 +424,12 @@ func sendStatus(ch ssh.Channel, code int) {
 	ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
 }
 
-// host returns a worker that answers at s.
+// host returns a worker that is this server.
 func (s *server) host(name string) sshfan.Host {
 	return hostAt(name, s.addr())
 }
 
-// newIdentity makes a key of its own for a test.
+// newIdentity makes a new key for a test.
 func newIdentity(t testing.TB) *sshkey.Identity {
 	t.Helper()
 	id, err := sshkey.Create(filepath.Join(t.TempDir(), "ssh", "key"))
@@ -439,11 +439,11 @@ func newIdentity(t testing.TB) *sshkey.Identity {
 	return id
 }
 
-// patience limits every wait for something that must happen. It is long, because tests
+// patience limits every wait for something that must happen. It is long, because many tests
 // share the machine.
 const patience = 2 * time.Minute
 
-// newFleet makes a Fleet that is closed after the test.
+// newFleet makes a Fleet and closes it after the test.
 func newFleet(t testing.TB, configure ...func(*sshfan.Config)) *sshfan.Fleet {
 	t.Helper()
 	config := sshfan.Config{

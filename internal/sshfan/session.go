@@ -14,14 +14,14 @@ import (
 )
 
 // errUnsent reports that a link ended before the command was sent over it. Only then can
-// the command be sent over another link.
+// another link carry the command.
 var errUnsent = fmt.Errorf("%w before the command was sent", remote.ErrConnectionLost)
 
-// redials is how often start tries a new connection. If a connection breaks three times in
-// a row at the same point, that is not by chance.
+// redials is how often start tries a new connection. If connections break three times in a
+// row at the same point, that is no accident.
 const redials = 2
 
-// start is the function with which remote.Shell starts command lines.
+// start starts command lines for remote.Shell.
 func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	if cmd.LoginTo != nil {
 		return c.startApart(ctx, cmd)
@@ -41,7 +41,7 @@ func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error
 	}
 }
 
-// begin runs a session until the worker has accepted its command.
+// begin starts a session and returns when the worker has accepted its command.
 func (c *Conn) begin(ctx context.Context, s *session) (remote.Session, error) {
 	if !c.fleet.spawn(s.serve) {
 		return nil, c.fail(remote.StageExec, "", remote.ErrClosed)
@@ -73,15 +73,15 @@ type session struct {
 	unwatch   func() bool // stops watching the context
 
 	opened  chan struct{} // closed when the worker has accepted or refused the command
-	openErr error         // nil: the worker has accepted the command; read only after opened is closed
+	openErr error         // nil: the worker has accepted the command; read it only after opened is closed
 	done    chan struct{} // closed when the session is over
-	status  remote.Status // read only after done is closed
-	err     error         // read only after done is closed
+	status  remote.Status // read it only after done is closed
+	err     error         // read it only after done is closed
 
 	mu      sync.Mutex
-	ch      ssh.Channel   // nil until open
-	aborted chan struct{} // closed when we end the session
-	cause   error         // why we have ended it; read only after aborted is closed
+	ch      ssh.Channel   // nil until the channel is open
+	aborted chan struct{} // closed when this side ends the session
+	cause   error         // why this side has ended the session; read it only after aborted is closed
 }
 
 func newSession(c *Conn, l *link, cmd remote.Cmd) *session {
@@ -113,7 +113,7 @@ func (s *session) Wait() (remote.Status, error) {
 	case <-s.aborted:
 		select {
 		case <-s.done:
-			// Both have happened. The end of the command counts more.
+			// Both have happened: the end of the command counts.
 		default:
 			s.shutGates()
 			return remote.Status{}, s.cause
@@ -133,9 +133,9 @@ func (s *session) Close() error {
 	return nil
 }
 
-// abort ends the session on our side. It also asks the worker to end it on the worker's
-// side. It does not block: it asks in another goroutine, because even that may block if the
-// connection has stalled.
+// abort ends the session on our side, and asks the worker to do the same. It does not
+// block: it asks in another goroutine, because that may block if the connection has
+// stalled.
 func (s *session) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,7 +153,7 @@ func (s *session) abort(cause error) {
 	}
 }
 
-// shutGates makes sure that nobody uses the caller's writers and reader any more.
+// shutGates makes sure that nothing uses the caller's writers and reader any more.
 func (s *session) shutGates() {
 	s.out.Shut()
 	s.errs.Shut()
@@ -165,7 +165,7 @@ func (s *session) shutGates() {
 	}
 }
 
-// serve runs a session from opening its channel to its end.
+// serve runs a session, from the opening of its channel to its end.
 func (s *session) serve() {
 	defer close(s.done)
 	if s.apart {
@@ -188,7 +188,7 @@ func (s *session) serve() {
 	close(s.opened)
 	end := follow(reqs)
 	// The channel is closed now. The output ends with what has arrived, and the command
-	// takes no more input.
+	// gets no more input.
 	copies.Wait()
 	if s.in != nil {
 		s.in.Shut()
@@ -196,7 +196,7 @@ func (s *session) serve() {
 	s.status, s.err = s.judge(end)
 }
 
-// If sshd refuses the session, open repeats its request for sessionPatience. sshd also
+// If sshd refuses the session, open repeats the request for sessionPatience: sshd also
 // counts sessions of commands that have just ended.
 const sessionPatience = 5 * time.Second
 
@@ -210,7 +210,7 @@ func (s *session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 		}
 		var refused *ssh.OpenChannelError
 		if !errors.As(err, &refused) {
-			// The link has ended or is unusable: end it, so that it is not used again.
+			// The link has ended or is unusable. End it, so that it is not used again.
 			s.link.end(err)
 			<-s.link.gone
 			return nil, nil, s.conn.fail(remote.StageExec, "", fmt.Errorf("%w: %w", errUnsent, s.link.reason))
@@ -233,8 +233,8 @@ func (s *session) open() (ssh.Channel, <-chan *ssh.Request, error) {
 	}
 }
 
-// register makes the channel known to abort. If the session has ended meanwhile, it closes
-// the channel.
+// register makes the channel known to abort. If the session has ended meanwhile, register
+// closes the channel.
 func (s *session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,7 +249,7 @@ func (s *session) register(ch ssh.Channel, reqs <-chan *ssh.Request) error {
 	}
 }
 
-// exec sends the command and starts copying its streams.
+// exec sends the command and starts to copy its streams.
 func (s *session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	if s.apart {
 		ok, err := ch.SendRequest("auth-agent-req@openssh.com", true, nil)
@@ -286,7 +286,7 @@ func (s *session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	copies.Go(func() { s.pump(ch.Stderr(), s.errs) })
 	switch {
 	case s.cmd.Stdin == remote.NoInput:
-		// This fails only if the command is over already.
+		// This fails only if the command is over.
 		_ = ch.CloseWrite()
 	case s.cmd.Stdin != nil:
 		in := remote.NewIntake(s.cmd.Stdin)
@@ -300,7 +300,7 @@ func (s *session) exec(ch ssh.Channel, copies *sync.WaitGroup) error {
 	return nil
 }
 
-// furnish requests the agent and the terminal of the command.
+// furnish requests the agent and the terminal for the command.
 func (s *session) furnish(ch ssh.Channel) error {
 	if socket := s.cmd.AgentSocket; socket != "" {
 		s.link.lend(func(rw io.ReadWriteCloser) { passToAgent(rw, socket) })
@@ -313,7 +313,7 @@ func (s *session) furnish(ch ssh.Channel) error {
 	}
 	if t := s.cmd.Terminal; t != nil {
 		columns, rows := t.Size()
-		const noModes = "\x00" // this keeps the worker's own terminal modes
+		const noModes = "\x00" // the worker keeps its own terminal modes
 		ok, err := ch.SendRequest("pty-req", true, ssh.Marshal(struct {
 			Type                         string
 			Columns, Rows, Width, Height uint32
@@ -340,14 +340,14 @@ func (s *session) resize(ch ssh.Channel, t *remote.Terminal) {
 				return
 			}
 			columns, rows := t.Size()
-			// This fails only if the command is over already.
+			// This fails only if the command is over.
 			_, _ = ch.SendRequest("window-change", false, ssh.Marshal(struct{ Columns, Rows, Width, Height uint32 }{uint32(columns), uint32(rows), 0, 0}))
 		}
 	}
 }
 
-// unanswered returns the error for a command that was sent and got no answer. This is
-// ErrNoStatus if only the channel is gone, and ErrConnectionLost if the connection is gone.
+// unanswered returns the error for a command that was sent and got no answer: ErrNoStatus
+// if only the channel is gone, ErrConnectionLost if the connection is.
 func (s *session) unanswered() error {
 	if !s.link.sock.broken.Load() && s.link.answers() {
 		return fmt.Errorf("run on %s: %w", s.conn.host.Name, remote.ErrNoStatus)
@@ -356,7 +356,7 @@ func (s *session) unanswered() error {
 	return s.link.lost(s.conn.host.Name)
 }
 
-// ending is what the worker has said about the end of a command.
+// An ending is what the worker has said about the end of a command.
 type ending struct {
 	remote.Status
 	known bool
@@ -392,7 +392,7 @@ func follow(reqs <-chan *ssh.Request) ending {
 
 func discard(reqs <-chan *ssh.Request) { follow(reqs) }
 
-// judge turns the end of the channel into the result of the command.
+// judge returns the result of the command, from the end of its channel.
 func (s *session) judge(end ending) (remote.Status, error) {
 	select {
 	case <-s.aborted:
@@ -401,7 +401,7 @@ func (s *session) judge(end ending) (remote.Status, error) {
 	}
 	switch {
 	case s.link.sock.broken.Load():
-		// The status may be known even here: sshd sends it when the command has ended, and
+		// The status may be known even here: sshd sends it at the end of the command, and
 		// the last output may come later.
 		return end.Status, s.link.lost(s.conn.host.Name)
 	case end.known:
@@ -411,17 +411,17 @@ func (s *session) judge(end ending) (remote.Status, error) {
 	}
 }
 
-// Sizes of the buffers for output. An idle session has the small one, and a busy one
-// borrows the big one.
+// Sizes of the buffers for output. An idle session has the small buffer. A busy one borrows
+// the big one.
 const (
 	smallBuffer = 1 << 10
 	bigBuffer   = 32 << 10
 )
 
 // A copyBuffer is the buffer for copying a stream. It is small while little data arrives at
-// a time. So a session that waits needs almost no memory.
+// a time, so that a waiting session needs almost no memory.
 type copyBuffer struct {
-	pool  *sync.Pool // has *[bigBuffer]byte
+	pool  *sync.Pool // of *[bigBuffer]byte
 	small []byte
 	big   *[bigBuffer]byte
 }
@@ -437,7 +437,7 @@ func (b *copyBuffer) bytes() []byte {
 	return b.small
 }
 
-// adapt chooses the size for the next read, after a read of n bytes.
+// adapt chooses the size for the next read after a read of n bytes.
 func (b *copyBuffer) adapt(n int) {
 	switch {
 	case b.big == nil && n == len(b.small):
@@ -469,7 +469,7 @@ func (s *session) pump(r io.Reader, w *remote.Gate) {
 			}
 		}
 		if err != nil {
-			return // io.EOF, because the channel has no other error
+			return // io.EOF: the channel has no other error
 		}
 		buf.adapt(n)
 	}
@@ -484,7 +484,7 @@ func (s *session) feed(ch ssh.Channel, in *remote.Intake) {
 		n, err := in.Read(buf.bytes())
 		if n > 0 {
 			if _, werr := ch.Write(buf.bytes()[:n]); werr != nil {
-				return // the command or the connection has ended, and serve handles that
+				return // the command or the connection has ended; serve handles that
 			}
 		}
 		switch {
@@ -496,8 +496,8 @@ func (s *session) feed(ch ssh.Channel, in *remote.Intake) {
 		case errors.Is(err, remote.ErrShut):
 			return
 		default:
-			// Do not close the input: the command would take the part that it got for the
-			// whole input. End the session with an error.
+			// Do not close the input: the command would take what it got for the whole
+			// input. End the session with an error.
 			s.abort(fmt.Errorf("read input for %s: %w", s.conn.host.Name, err))
 			return
 		}
@@ -525,8 +525,7 @@ func (w stdin) Close() error {
 	return w.explain(err)
 }
 
-// explain replaces an error of x/crypto/ssh, which is io.EOF. The new error says what has
-// happened.
+// explain replaces the io.EOF of x/crypto/ssh by an error that says what has happened.
 func (w stdin) explain(err error) error {
 	switch {
 	case err == nil:
@@ -538,7 +537,7 @@ func (w stdin) explain(err error) error {
 	}
 }
 
-// closedStdin is the session.Stdin of a command whose input comes from elsewhere.
+// closedStdin is the session.Stdin of a command with input from elsewhere.
 type closedStdin struct{}
 
 func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

@@ -67,7 +67,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Thousands of commands wait for input during the whole run. Each has a large buffer only
+// Thousands of commands wait for input during the whole run. Each needs a large buffer only
 // while it gets much input.
 func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	testkit.NoLeaks(t)
@@ -85,10 +85,10 @@ func TestInputIsReadThroughASmallBufferWhileLittleComes(t *testing.T) {
 	}
 }
 
-// countedInput is a reader that first delivers much at once, then little, then nothing.
+// countedInput first delivers much at once, then little, then nothing.
 type countedInput struct {
 	much, little int
-	room         []int // size of the buffer in each Read
+	room         []int // size of the buffer of each Read
 }
 
 func (c *countedInput) Read(p []byte) (int, error) {
@@ -227,7 +227,7 @@ func TestBlockedReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	s := newServer(t)
 	c := connect(t, newFleet(t), s.host("s0w0"))
 	r, w := io.Pipe()
-	defer w.Close() // this behaves like a person who types nothing
+	defer w.Close() // behaves like a person who types nothing
 	status, err := c.Run(t.Context(), remote.Cmd{Line: "exit 5", Stdin: r})
 	if err != nil || status.Code != 5 {
 		t.Errorf("got %v, %v", status, err)
@@ -306,9 +306,9 @@ func TestSessionClose(t *testing.T) {
 	}
 }
 
-// The allocations of a connection and of a command are limited. So thousands of them do not
-// burden the garbage collector. Both ends are in this process. The allocations of the
-// server are more than half.
+// A connection and a command may allocate only so much, so that thousands of them do not
+// burden the garbage collector. Both ends are in this process: the server allocates more
+// than half.
 func TestAllocations(t *testing.T) {
 	if testkit.RaceDetector {
 		t.Skip("the race detector allocates")
@@ -376,8 +376,7 @@ func BenchmarkOutput(b *testing.B) {
 	}
 }
 
-// A read-only fleet runs only commands that are marked as read-only, and writes no
-// local file.
+// A read-only fleet runs only commands marked as read-only, and writes no local file.
 func TestAReadOnlyFleetOnlyReads(t *testing.T) {
 	testkit.NoLeaks(t)
 	s := newServer(t)

@@ -16,9 +16,9 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// SSHConfig is a configuration file of ssh. It uses these keywords: Host, Include,
-// HostName, User, Port, IdentityFile, ProxyJump, UserKnownHostsFile and HostKeyAlias. It
-// is safe for concurrent use.
+// SSHConfig is a configuration file of ssh. It heeds Host, Include, HostName, User, Port,
+// IdentityFile, ProxyJump, UserKnownHostsFile and HostKeyAlias. It is safe for concurrent
+// use.
 type SSHConfig struct {
 	path, home, login string
 	file              *ssh_config.Config
@@ -27,7 +27,7 @@ type SSHConfig struct {
 // SSHConfigError reports a configuration file of ssh that cannot be used.
 type SSHConfigError struct {
 	Path string
-	Host string // host that the error is about; empty: the whole file
+	Host string // host that the error is about; "": the whole file
 	Err  error
 }
 
@@ -44,7 +44,7 @@ func (e *SSHConfigError) Fault() fault.Kind { return fault.Configuration }
 func (e *SSHConfigError) Unwrap() error { return e.Err }
 
 // LoadSSHConfig reads a configuration file of ssh. home replaces ~. login is the user on
-// bastions if nothing else names one. The error is an *SSHConfigError.
+// bastions for which nothing else names one. The error is an *SSHConfigError.
 func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -57,19 +57,19 @@ func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	return &SSHConfig{path: path, home: home, login: login, file: file}, nil
 }
 
-// HostSettings holds what a configuration says about one host. It leaves out all other
-// settings.
+// HostSettings holds what a configuration says about one host: those settings that
+// multihost heeds.
 type HostSettings struct {
 	HostName       string
 	User           string
 	Port           string
 	IdentityFiles  []string
-	ProxyJump      string // empty for "none"
+	ProxyJump      string // "" for "none"
 	UserKnownHosts []string
 	HostKeyAlias   string
 }
 
-// Settings looks up a host. host is the name or address that the caller uses for it.
+// Settings looks up a host by the name or address that the caller uses for it.
 func (c *SSHConfig) Settings(host string) (HostSettings, error) {
 	fail := func(err error) (HostSettings, error) {
 		return HostSettings{}, &SSHConfigError{Path: c.path, Host: host, Err: err}
@@ -139,8 +139,7 @@ func (c *SSHConfig) expand(path, host string, s HostSettings) string {
 	return path
 }
 
-// reach returns the address to dial for a worker's address. It also returns the bastions on
-// the way.
+// reach returns the address to dial for a worker's address, and the bastions on the way.
 func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -157,7 +156,7 @@ func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 	if s.HostName != "" {
 		host = s.HostName
 	}
-	if s.Port != "" && port == "22" { // any other port was typed and stays
+	if s.Port != "" && port == "22" { // a user who typed another port wants that port
 		port = s.Port
 	}
 	return net.JoinHostPort(host, port), jumps, nil
@@ -165,7 +164,7 @@ func (c *SSHConfig) reach(addr string) (string, []JumpHost, error) {
 
 // ParseJump reads the bastions on the way to the workers, in the form of ssh -J:
 // "[user@]host[:port],…" or "ssh://[user@]host[:port]". login is the user if neither spec
-// nor config names one. If config is not nil, its settings for each bastion apply. They may
+// nor config names one. If config is not nil, its settings for each bastion apply, and may
 // add a bastion before the first.
 func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	jumps, err := parseJump(spec, login, config, 0)
@@ -175,8 +174,7 @@ func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	return jumps, nil
 }
 
-// mostJumps limits the bastions before other bastions, because a configuration may go round
-// in a circle.
+// mostJumps limits the bastions before other bastions: a configuration may go in a circle.
 const mostJumps = 8
 
 func parseJump(spec, login string, config *SSHConfig, depth int) ([]JumpHost, error) {

@@ -21,10 +21,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An openSSH is the real sshd, with one process for each connection (sshd -i). It has its
-// own host key and authorized_keys. It changes nothing on the machine. As root, it runs in
-// a mount namespace that has a user tester in addition to root. Otherwise it accepts the
-// current user, and HOME is a private directory.
+// An openSSH is the real sshd, with one process for each connection (sshd -i) and its own
+// host key and authorized_keys. It changes nothing on the machine. As root, it runs in a
+// mount namespace that has the users root and tester. Otherwise it accepts the current
+// user, and HOME is a private directory.
 type openSSH struct {
 	t        testing.TB
 	dir      string
@@ -55,7 +55,7 @@ func startOpenSSH(t testing.TB) *openSSH {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Do not use t.TempDir, because only its owner can enter that.
+	// Other users cannot enter t.TempDir.
 	dir, err := os.MkdirTemp("", "multihost-sshd-")
 	if err != nil {
 		t.Fatal(err)
@@ -82,8 +82,7 @@ LogLevel VERBOSE
 	if err := os.Mkdir(home, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// On a machine with PAM, these variables come from /etc/environment and
-	// /etc/default/locale.
+	// With PAM, these variables would come from /etc/environment and /etc/default/locale.
 	setenv := "SetEnv=LANG=C.UTF-8 PATH=" + loginPath
 	if os.Getuid() != 0 {
 		setenv += " HOME=" + home
@@ -103,7 +102,7 @@ LogLevel VERBOSE
 	return s
 }
 
-// inNamespace makes s.argv run in a place where a user tester exists.
+// inNamespace makes s.argv run where a user tester exists.
 func (s *openSSH) inNamespace(home string) {
 	s.t.Helper()
 	if err := os.Chmod(s.dir, 0o755); err != nil {
@@ -137,7 +136,7 @@ func (s *openSSH) write(name, text string, mode os.FileMode) {
 	}
 }
 
-// rotate makes a new host key. Connections from now on use it.
+// rotate makes a new host key for all later connections.
 func (s *openSSH) rotate() {
 	s.t.Helper()
 	_, key := newKey(s.t)
@@ -187,7 +186,7 @@ func (s *openSSH) serve(conn *net.TCPConn) error {
 	}
 	s.running[cmd] = true
 	s.wg.Go(func() {
-		_ = cmd.Wait() // sshd's exit status is 255 for every lost connection
+		_ = cmd.Wait() // the exit status of sshd is 255 for every lost connection
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.running, cmd)
@@ -195,13 +194,13 @@ func (s *openSSH) serve(conn *net.TCPConn) error {
 	return nil
 }
 
-// signal sends a signal to all processes of sshd. Commands do not get it, because they have
-// sessions of their own.
+// signal sends a signal to all processes of sshd, but not to commands: they have sessions
+// of their own.
 func (s *openSSH) signal(sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for cmd := range s.running {
-		_ = syscall.Kill(-cmd.Process.Pid, sig) // it may have ended
+		_ = syscall.Kill(-cmd.Process.Pid, sig) // the process may have ended
 	}
 }
 
@@ -218,7 +217,7 @@ func (s *openSSH) stop() {
 	}
 }
 
-// target makes s a target of the contract.
+// target returns s as a target of the contract.
 func (s *openSSH) target(key *sshkey.Identity) target {
 	return target{
 		addr:  s.listener.Addr().String(),

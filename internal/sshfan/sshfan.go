@@ -1,33 +1,33 @@
-// Package sshfan is the SSH engine. It opens one connection to every worker, once. It uses
-// that connection for every phase of a run.
+// Package sshfan is the SSH engine. It opens one connection to every worker, once, for all
+// phases of a run.
 //
 // What it promises:
 //
 //   - Config.MaxDials limits how many handshakes are in progress. Nothing limits the open
-//     sessions. A collective program needs all of its workers at once, so a limit would
+//     sessions: a collective program needs all of its workers at once, so a limit would
 //     cause a deadlock.
-//   - A worker may answer late, not at all, or refuse the key, as a VM does that is
-//     booting. It is tried again, with jitter, until Config.RetryFor has passed. Such a
-//     worker does not delay other workers. Every try ends within Config.ConnectTimeout.
-//     This limit covers TCP connect, key exchange and login together. So a host that
-//     accepts TCP and then sends nothing cannot hang a run.
+//   - A worker may answer late or not at all, or refuse the key, as a booting VM does.
+//     sshfan tries it again, with jitter, until Config.RetryFor has passed. Such a worker
+//     does not delay others. Every try ends within Config.ConnectTimeout, which covers TCP
+//     connect, key exchange and login together. So a host that accepts TCP and then sends
+//     nothing cannot hang a run.
 //   - The identity of a worker is always verified, by keys from the API and by the pin from
-//     an earlier connection. If there is neither, the key is trusted on first use, with a
+//     an earlier connection. Without either, the key is trusted on first use, with a
 //     warning. If a key differs from the pin, the connection fails, whatever the API says.
 //     No switch turns this off.
-//   - All workers share one connection to each bastion. Few handshakes go through it at
-//     once. Bastions are verified by ssh's known_hosts.
+//   - All workers share one connection to each bastion, and few handshakes go through it at
+//     once. ssh's known_hosts verifies bastions.
 //   - A dead peer is noticed within three keepalive intervals. A running command then ends
-//     with ErrConnectionLost. It may still run on the worker, so sshfan never runs a
-//     command a second time. The next Run or Start asks for the address again and connects
+//     with ErrConnectionLost. The command may still run on the worker, so sshfan never runs
+//     it a second time. The next Run or Start asks for the address again and connects
 //     again.
-//   - The end of a session does not end the remote process, because sshd leaves it running.
-//     To stop a command, run another command on the worker.
+//   - The end of a session does not end the remote process: sshd leaves it running. To stop
+//     a command, run another command on the worker.
 //
-// An idle connection has four goroutines. Three are within x/crypto/ssh (packet reader, key
-// exchange, multiplexer). One serves the worker's requests and notices the end. A running
-// session has three more: for its requests, its standard output and its standard error.
-// While Cmd.Stdin is copied, it has a fourth. A connection through a bastion has three
+// An idle connection has four goroutines: three within x/crypto/ssh (packet reader, key
+// exchange, multiplexer), and one that serves the worker's requests and notices the end. A
+// running session has three more, for its requests, its standard output and its standard
+// error, and a fourth while Cmd.Stdin is copied. A connection through a bastion has three
 // more. One goroutine per Fleet keeps all connections alive.
 package sshfan
 
@@ -60,85 +60,84 @@ type Host struct {
 	// when a VM is restarted.
 	Addr func(ctx context.Context) (hostport string, err error)
 
-	// User is the login name. It is never "root".
+	// User is the login name, never "root".
 	User string
 
-	// Pin is the identity to which the worker's host key belongs, such as "<node
-	// uid>/<worker number>". The same machine always has the same Pin, whatever its
-	// address. A Pin has no white space.
+	// Pin identifies the machine to which the host key belongs, such as "<node uid>/<worker
+	// number>". The same machine always has the same Pin, whatever its address. A Pin has
+	// no white space.
 	Pin string
 
 	// Keys returns the host keys that the cloud's API knows, in authorized_keys form
 	// ("ssh-ed25519 AAAA…"). The worker must show one of them. If a key is pinned, the
-	// worker must show that key. A changed key ends the attempt with a HostKeyError, even
-	// if the API knows the key. Nil or ErrNoHostKeys means that the API knows none. After
-	// any other error the worker is tried again.
+	// worker must show the pinned one. A changed key ends the attempt with a HostKeyError,
+	// even if the API knows it. Nil or ErrNoHostKeys means that the API knows none. After
+	// any other error the Fleet tries again.
 	Keys func(ctx context.Context) ([]string, error)
 
-	// Doubt is called when the worker has shown an unknown host key. It reports whether
-	// Keys may return something else when it is asked again. That is so if its last answer
-	// was remembered. Then the Fleet tries the worker once again. Doubt may be nil.
+	// Doubt is called when the worker has shown an unknown host key. It reports whether the
+	// last answer of Keys was remembered, so that a new one may be different. Then the
+	// Fleet tries the worker once again. Doubt may be nil.
 	Doubt func() bool
 
-	// Cloud means that the worker is a VM of the cloud. It gets its keys from its metadata,
+	// Cloud means that the worker is a VM of the cloud: its keys come from its metadata,
 	// and firewall rules of the cloud let connections in.
 	Cloud bool
 
 	// Slice names the worker's slice. All workers of a slice have the same firewall rules,
-	// so a connection to one of them proves the rules. "" means that nothing is known about
-	// the host.
+	// so a connection to one of them proves the rules. "" means that the slice is unknown.
 	Slice string
 }
 
 // Config is what a Fleet needs. Only Identity has no default.
 type Config struct {
-	// Identity holds the keys with which we log in. It must stay open as long as the Fleet.
+	// Identity holds the keys for logging in. It must stay open as long as the Fleet.
 	Identity *sshkey.Identity
 
-	// KnownHosts is the file with the pins (see pins). It is made if it is needed. Empty
+	// KnownHosts is the file with the pins (see pins). It is made when it is needed. ""
 	// means that only this Fleet remembers pins.
 	KnownHosts string
 
-	// ReadOnly makes the Fleet run only commands that change nothing (Cmd.ReadOnly). It
-	// then writes no pins.
+	// ReadOnly makes the Fleet run only commands that change nothing (Cmd.ReadOnly), and
+	// write no pins.
 	ReadOnly bool
 
-	// MaxDials limits how many connections are being opened and are not yet logged in. The
-	// default is 1024. On 1,024 workers with a round trip of 50 ms, a limit of 512 takes a
-	// quarter longer. Without a limit, 2048 workers need twice the peak
-	// memory and gain nothing. At most 8 of these connections go through one bastion,
-	// because the bastion drops connections beyond its MaxStartups.
+	// MaxDials limits how many connections are being opened or not yet logged in. The
+	// default is 1024. A limit of 512 takes a quarter longer on 1,024 workers with a round
+	// trip of 50 ms. Without a limit, 2048 workers need twice the peak memory and gain
+	// nothing. At most 8 of these connections go through one bastion: it drops connections
+	// beyond its MaxStartups.
 	MaxDials int
 
-	// Jump has the bastions on the way to every worker. The first one is the first to be
-	// passed. One connection to each bastion is enough for everything. If Jump is empty,
-	// the bastions are those in SSHConfig, or none.
+	// Jump has the bastions on the way to every worker, the nearest to this machine first.
+	// One connection to each bastion is enough. If Jump is empty, SSHConfig may name
+	// bastions.
 	Jump []JumpHost
 
 	// SSHConfig says how to reach the addresses of workers: HostName, Port and ProxyJump.
 	// It may be nil.
 	SSHConfig *SSHConfig
 
-	// UserKnownHosts are known_hosts files of ssh that have the keys of bastions. If a
-	// bastion is in none of them, it is trusted on first use, with a warning. It is then
-	// pinned as "jump/<host:port>". Missing files are skipped.
+	// UserKnownHosts are known_hosts files of ssh with the keys of bastions. A bastion in
+	// none of them is trusted on first use, with a warning, and pinned as
+	// "jump/<host:port>". Missing files are skipped.
 	UserKnownHosts []string
 
 	// Passphrase returns the passphrase of a key that SSHConfig names for a bastion. It is
-	// called at most once for each key. If Passphrase is nil, encrypted keys that no agent
-	// holds are left out.
+	// called at most once per key. If it is nil, encrypted keys that no agent holds are
+	// left out.
 	Passphrase func(path string) (string, error)
 
-	// AgentSocket is the socket of an ssh-agent whose keys are offered to bastions, too.
-	// Empty means that no agent is asked.
+	// AgentSocket is the socket of an ssh-agent. Bastions are offered its keys, too. ""
+	// means no agent.
 	AgentSocket string
 
 	// ConnectTimeout limits one try: TCP connect, handshake and login together. The default
 	// is 15 s.
 	ConnectTimeout time.Duration
 
-	// RetryFor is how long a worker that cannot be reached is tried again. The default is 2
-	// min. Every worker gets at least one whole try.
+	// RetryFor is how long an unreachable worker is tried again. The default is 2 min.
+	// Every worker gets at least one whole try.
 	RetryFor time.Duration
 
 	// AuthRetryFor is how long a worker may refuse our key, counted from the first refusal.
@@ -146,29 +145,28 @@ type Config struct {
 	// as wrong. The default is RetryFor.
 	AuthRetryFor time.Duration
 
-	// KeepAlive is the time of silence after which the Fleet sends a keepalive to a worker.
-	// After three times that time, the connection is given up. The default is 10 s.
+	// KeepAlive is the silence after which the Fleet sends a keepalive. After three times
+	// that silence, the Fleet gives the connection up. The default is 10 s.
 	KeepAlive time.Duration
 
 	// ShellTimeout limits how long a login may take to run a first command (see
 	// Conn.MeasureClock). Start-up files that load an environment from a busy disk take
-	// seconds. A start-up file that waits for somebody to type never ends. The default is
-	// 30 s.
+	// seconds. One that waits for input never ends. The default is 30 s.
 	ShellTimeout time.Duration
 
 	// Dial opens the connection under SSH. The default is TCP.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	// Connect calls Fold to describe, in an event.Progress, the hosts that it still waits
-	// for. waiting has the indexes of these hosts in the argument of Connect. The default
-	// is the first five names and the number of the others.
+	// Fold describes, in the event.Progress of Connect, the hosts that are not connected
+	// yet. waiting has their indexes in the argument of Connect. By default, the first five
+	// are named and the others counted.
 	Fold func(waiting []int) string
 
 	// AcceptCommand returns the command line with which the user accepts the changed host
 	// key of the worker called name.
 	AcceptCommand func(name string) string
 
-	// Sink receives progress and notes. By default, these are dropped.
+	// Sink receives progress and notes. The default drops them.
 	Sink event.Sink
 
 	// Clock paces retries and keepalives. The default is the clock of the system.
@@ -181,8 +179,8 @@ type Fleet struct {
 	cfg     Config
 	pins    *pins
 	keyring *sshkey.Keyring // for bastions
-	dials   chan struct{}   // a token for each handshake in progress
-	buffers sync.Pool       // *[bigBuffer]byte, for pumping output
+	dials   chan struct{}   // has a token for each handshake in progress
+	buffers sync.Pool       // of *[bigBuffer]byte, for copying output
 
 	ctx    context.Context // Close ends it with ErrClosed
 	cancel context.CancelCauseFunc
@@ -192,12 +190,12 @@ type Fleet struct {
 	closed    bool
 	ticking   bool // keepAlive runs
 	links     map[*link]struct{}
-	firstUse  []string // hosts that were trusted on first use and have not been reported
+	firstUse  []string // hosts trusted on first use and not reported yet
 	toldTrust bool
 	hops      map[string]*hop // bastions, by the way to them
 
 	letIn    atomic.Int32 // successful logins to workers
-	reached  sync.Map     // Host.Slice of every worker to which a connection was made
+	reached  sync.Map     // Host.Slice of every worker that was reached
 	toldSlow atomic.Bool
 }
 
@@ -226,8 +224,8 @@ func New(cfg Config) (*Fleet, error) {
 		cfg.ShellTimeout = 30 * time.Second
 	}
 	if cfg.Dial == nil {
-		// sshfan has its own keepalives, which also pass a bastion. Those of the kernel
-		// would cost four system calls for each connection.
+		// sshfan has keepalives of its own, which also pass a bastion. The kernel's would
+		// cost four system calls per connection.
 		dialer := &net.Dialer{KeepAlive: -1}
 		cfg.Dial = dialer.DialContext
 	}
@@ -255,12 +253,12 @@ func New(cfg Config) (*Fleet, error) {
 }
 
 // Connect connects to all hosts at once. It returns when every host is connected or given
-// up. Both results have the length and the order of hosts. A Conn is nil if the host's
-// error is not nil. The error is a *ConnectError. When ctx ends, the hosts that are not yet
-// connected fail at once with the cause of ctx.
+// up. Both results have the length and the order of hosts: for each host, one is nil.
+// Errors are *ConnectError. When ctx ends, the hosts that are not connected yet fail at
+// once with the cause of ctx.
 //
-// Connections stay open until Conn.Close or Fleet.Close, even if Connect failed for some
-// hosts.
+// Connections stay open until Conn.Close or Fleet.Close, even if Connect has failed for
+// some hosts.
 func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	conns, errs := f.Open(ctx, hosts)
 	for i := range conns {
@@ -271,8 +269,8 @@ func (f *Fleet) Connect(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	return conns, errs
 }
 
-// Open does what Connect does, but returns a Conn for every host. The Conn of a host with
-// an error connects at its next use, as a Conn does after a lost connection.
+// Open does what Connect does, but returns a Conn for every host. If a host has an error,
+// its Conn connects at the next use, as after a lost connection.
 func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 	conns := make([]*Conn, len(hosts))
 	errs := make([]error, len(hosts))
@@ -301,8 +299,8 @@ func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 }
 
 // Close closes every connection and ends every session with ErrConnectionLost. It returns
-// when all goroutines of the Fleet have ended. That includes calls of Write and Read of a
-// Cmd's writers and reader. It does not stop commands on the workers.
+// when all goroutines of the Fleet have ended, and with them all calls of a Cmd's writers
+// and reader. Commands on the workers run on.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
@@ -320,8 +318,8 @@ func (f *Fleet) Close() {
 	f.keyring.Close()
 }
 
-// spawn runs fn in a goroutine that Close waits for. Once the Fleet is closed, it returns
-// false and does nothing.
+// spawn runs fn in a goroutine for which Close waits. If the Fleet is closed, it returns
+// false and does not call fn.
 func (f *Fleet) spawn(fn func()) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -354,7 +352,7 @@ func (f *Fleet) tellTrust() {
 	}
 }
 
-// progress reports which hosts are still being connected.
+// progress reports which hosts are not connected yet.
 type progress struct {
 	fleet    *Fleet
 	hosts    []Host
@@ -376,8 +374,8 @@ func (p *progress) trouble(i int) func(*remote.ConnectError) {
 	return func(err *remote.ConnectError) { p.troubles[i].Store(err) }
 }
 
-// The pace of Progress events. It is fast enough to look alive. It is slow enough to cost
-// nothing with 2048 hosts, because each event lists the waiting hosts.
+// The pace of Progress events: fast enough to look alive, slow enough to cost nothing with
+// 2048 hosts, because each event lists the waiting hosts.
 const (
 	progressEvery = 100 * time.Millisecond
 	progressIdle  = time.Second
@@ -447,7 +445,7 @@ func (p *progress) fold(open []int) string {
 	return shorten(names)
 }
 
-// shorten lists at most five names. It counts the others.
+// shorten lists at most five names and counts the others.
 func shorten(names []string) string {
 	const most = 5
 	if len(names) <= most {

@@ -15,7 +15,7 @@ import (
 
 const ProgressIdle = progressIdle // the clock of the other tests needs this
 
-// If no byte comes from a peer for three times KeepAlive, it is given up.
+// If no byte comes from a peer for three times KeepAlive, its connection is given up.
 func TestADeadPeerIsNoticedInTime(t *testing.T) {
 	id, err := sshkey.Create(filepath.Join(t.TempDir(), "key"))
 	if err != nil {
