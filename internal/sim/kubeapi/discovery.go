@@ -12,7 +12,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// serverVersion returns the version of the real engine with which this one is compared.
+// serverVersion returns the version of the real engine with which tests compare this one.
 func serverVersion() version.Info {
 	return version.Info{
 		Major: "1", Minor: "35", GitVersion: "v1.35.4-gke.sim", GitCommit: "0000000000000000000000000000000000000000", GitTreeState: "clean",
@@ -22,7 +22,7 @@ func serverVersion() version.Info {
 
 var verbs = metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// podSubs are the subresources of pods, except the status.
+// podSubs are the subresources of pods without the status.
 var podSubs = []struct {
 	name, group, version, kind string
 	verbs                      metav1.Verbs
@@ -32,8 +32,8 @@ var podSubs = []struct {
 	{"log", "", "v1", "Pod", metav1.Verbs{"get"}},
 }
 
-// A request may ask what the API serves. discover answers such a request. It reports
-// whether r was such a request.
+// discover answers a request for what the API serves. It reports whether r was such a
+// request.
 func (s objects) discover(w http.ResponseWriter, r *http.Request) bool {
 	path := strings.Trim(r.URL.Path, "/")
 	parts := strings.Split(path, "/")
@@ -73,7 +73,7 @@ func (s objects) discover(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// groups returns the groups with their versions. The preferred version comes first.
+// groups returns the groups with their versions, the preferred version first.
 func (s objects) groups() []metav1.APIGroup {
 	var groups []metav1.APIGroup
 	for _, k := range s.store.Served() {
@@ -94,7 +94,7 @@ func (s objects) groups() []metav1.APIGroup {
 	return groups
 }
 
-// of returns the kinds that a version of a group has.
+// of returns the kinds in a version of a group.
 func (s objects) of(group, version string) []*store.Kind {
 	return slices.DeleteFunc(s.store.Served(), func(k *store.Kind) bool { return k.Group != group || !k.Serves(version) })
 }
@@ -158,8 +158,8 @@ func discovery(k *store.Kind, version string) apidiscovery.APIResourceDiscovery 
 	return r
 }
 
-// openAPI answers with the part of the schema that kubectl reads before it creates objects.
-// It says that the server itself checks their fields.
+// openAPI answers with the part of the schema that kubectl reads before it creates objects:
+// the server itself checks their fields.
 func (s objects) openAPI(w http.ResponseWriter, path string) bool {
 	rest, ok := strings.CutPrefix(path, "v3")
 	if !ok {

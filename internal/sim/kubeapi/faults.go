@@ -10,12 +10,11 @@ import (
 
 // faults has the active failures.
 type faults struct {
-	code  int // status with which requests are answered; 0: none
-	count int // how many more requests are answered with it
+	code  int // status that requests get; 0: no fault
+	count int // how many more requests get it
 }
 
-// If a fault answers a request with an error, meetFaults returns that error. Otherwise it
-// returns nil.
+// meetFaults returns the error with which a fault answers a request, or nil.
 func (s *Server) meetFaults(*http.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,7 +25,7 @@ func (s *Server) meetFaults(*http.Request) error {
 	return statusError(s.faults.code, "", "the server answers "+strconv.Itoa(s.faults.code)+" on request")
 }
 
-// After FailRequests, the next n requests are answered with an HTTP status.
+// FailRequests answers the next n requests with an HTTP status.
 func (s *Server) FailRequests(code, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,8 +33,7 @@ func (s *Server) FailRequests(code, n int) {
 }
 
 // SetAway(true) takes the API away: connections end, and new ones are refused.
-// SetAway(false) brings the API back at the same address. Meanwhile the pods continue to
-// run.
+// SetAway(false) brings it back at the same address. The pods run on meanwhile.
 func (s *Server) SetAway(away bool) error {
 	s.mu.Lock()
 	server, addr := s.http, s.addr
@@ -65,17 +63,17 @@ func (s *Server) CutExecs() {
 	}
 }
 
-// Kill kills process 1 of every container of a pod. If oom is set, it does so as the kernel
-// does when the memory of a container is used up.
+// Kill kills process 1 of every container of a pod. With oom, it does so as the kernel does
+// when the memory of a container is used up.
 func (s *Server) Kill(namespace, pod string, oom bool) error {
 	return s.kubelet.Kill(namespace, pod, oom)
 }
 
 // Hold keeps deleted pods in Terminating if their name matches a pattern (see path.Match).
-// An empty pattern ends this.
+// "" ends this.
 func (s *Server) Hold(pattern string) { s.kubelet.Hold(pattern) }
 
-// RemoveNode takes a node away, as if its machine were gone. The processes of its pods end
+// RemoveNode takes a node away, as if its machine had gone. The processes of its pods end
 // at once, and the pods fail with the condition DisruptionTarget.
 func (s *Server) RemoveNode(name string) error {
 	s.kubelet.Lose(name)

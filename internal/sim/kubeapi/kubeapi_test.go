@@ -24,7 +24,7 @@ import (
 	"multihost/internal/testkit/kubecontract"
 )
 
-// start starts a cluster. It returns the cluster and the configuration of a client.
+// start starts a cluster, and returns it with the configuration of a client.
 func start(t *testing.T) (*kubeapi.Server, *rest.Config) {
 	t.Helper()
 	return startWith(t, kubeapi.Config{Dir: t.TempDir()})
@@ -76,8 +76,8 @@ func TestNamespaces(t *testing.T) {
 	kubecontract.Run(t, kubecontract.Cluster{Config: cfg}, "exec", "terminal", "pod-ends", "names")
 }
 
-// TestExpiredWatch: if the server has forgotten the version from which a watch begins, the
-// watch ends with 410.
+// TestExpiredWatch: a watch ends with 410 if the server has forgotten the version at which
+// the watch begins.
 func TestExpiredWatch(t *testing.T) {
 	testkit.NoLeaks(t)
 	s, cfg := start(t)
@@ -169,12 +169,12 @@ func TestTerminationMessage(t *testing.T) {
 	})
 }
 
-// If kubectl is installed, TestKubectl does with it what users do.
+// TestKubectl does what users do with kubectl, if it is installed.
 func TestKubectl(t *testing.T) {
 	t.Parallel()
 	kubectl, err := exec.LookPath("kubectl")
 	if err != nil {
-		t.Skip("no kubectl: ", err) // CI need not have it
+		t.Skip("no kubectl: ", err) // CI need not have kubectl
 	}
 	s, _ := start(t)
 	dir := t.TempDir()

@@ -69,7 +69,7 @@ func (q *request) answer(w http.ResponseWriter, code int, o *store.Object) {
 	writeJSON(w, code, q.kind.FromStored(q.version, o).Object)
 }
 
-// A continuation says where a list that was cut off continues.
+// A continuation says where a list continues that was cut off.
 type continuation struct {
 	Version uint64 `json:"rv"`
 	After   string `json:"start"`

@@ -25,7 +25,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// serveSub serves the subresources of pods, except the status.
+// serveSub serves the subresources of pods without the status.
 func (s *Server) serveSub(w http.ResponseWriter, q *request) error {
 	if q.kind != store.Pods {
 		return notFound()
@@ -97,7 +97,7 @@ func (s *Server) log(w http.ResponseWriter, q *request, pod *corev1.Pod) error {
 	w.Header().Set("Content-Type", "text/plain")
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
-	_ = l.CopyTo(q.Context(), w, control.Flush) // an error means that the client is gone
+	_ = l.CopyTo(q.Context(), w, control.Flush) // an error means that the client has gone
 	return nil
 }
 
@@ -120,14 +120,14 @@ func (s *Server) evict(w http.ResponseWriter, q *request) error {
 	return nil
 }
 
-// Channels of an exec's WebSocket. The first byte of each message is the channel.
+// Channels of an exec's WebSocket. The first byte of each message is its channel.
 const (
 	toStdin   = 0
 	toStdout  = 1
 	toStderr  = 2
 	toError   = 3
 	toResize  = 4
-	closeFlag = 255 // the second byte of such a message is the channel that the client closes
+	closeFlag = 255 // in such a message, the second byte is the channel that the client closes
 )
 
 // An execution is one exec on its connection.
@@ -138,7 +138,7 @@ type execution struct {
 	cancel context.CancelFunc
 }
 
-// enter adds an exec to those that are in progress. If the server is closing, it does not.
+// enter registers an exec in progress, unless the server is closing.
 func (s *Server) enter(e *execution) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,6 @@ func (s *Server) leave(e *execution) {
 	s.running.Done()
 }
 
-// cut resets the connection.
 func (e *execution) cut() {
 	e.cancel()
 }
@@ -218,8 +217,8 @@ func (s *Server) exec(w http.ResponseWriter, q *request, pod *corev1.Pod) error 
 }
 
 // serve copies between the connection and the program. It ends when the program and all
-// holders of its output have ended, or when the connection has ended. If only the
-// connection has ended, the program continues to run.
+// holders of its output have ended, or with the connection. In that case the program runs
+// on.
 func (e *execution) serve(q *request, l worker.Launched, running *sync.WaitGroup) {
 	stdin, stdout, stderr := l.Streams()
 	if !q.flag("stdin") && !q.flag("tty") {
@@ -267,7 +266,7 @@ func (e *execution) serve(q *request, l worker.Launched, running *sync.WaitGroup
 	in.Wait()
 }
 
-// read passes on what the client sends, until the connection ends.
+// read passes on what the client sends until the connection ends.
 func (e *execution) read(l worker.Launched, stdin io.WriteCloser, tty bool) {
 	defer func() {
 		if !tty {
@@ -285,7 +284,7 @@ func (e *execution) read(l worker.Launched, stdin io.WriteCloser, tty bool) {
 		switch channel, data := msg[0], msg[1:]; {
 		case channel == toStdin && len(data) > 0:
 			if _, err := stdin.Write(data); err != nil && !errors.Is(err, os.ErrClosed) && !tty {
-				stdin.Close() // the program reads no more, so what follows is dropped
+				stdin.Close() // the program reads no more: drop the rest
 			}
 		case channel == toResize:
 			var size struct{ Width, Height uint16 }
@@ -304,10 +303,10 @@ func (e *execution) finish(st *metav1.Status) {
 	if err != nil || e.write(toError, text) != nil {
 		return
 	}
-	_ = e.conn.Close(websocket.StatusNormalClosure, "") // the client may be gone
+	_ = e.conn.Close(websocket.StatusNormalClosure, "") // the client may have gone
 }
 
-// exitStatus returns the status for a program that was started.
+// exitStatus returns the status for a program that has run.
 func exitStatus(code int) *metav1.Status {
 	if code == 0 {
 		return &metav1.Status{Status: metav1.StatusSuccess}

@@ -10,7 +10,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// watchPods shows the states of all pods to a kubelet until ctx is done.
+// watchPods shows a kubelet the states of all pods until ctx is done.
 func watchPods(ctx context.Context, st *store.Store, k *kubelet.Kubelet) {
 	see := func(o *store.Object, gone bool) {
 		k.See(o, func(pod *corev1.Pod) error { return store.Decode(o, pod) }, gone)
@@ -25,7 +25,7 @@ func watchPods(ctx context.Context, st *store.Store, k *kubelet.Kubelet) {
 	version := list()
 	for {
 		events, changed, ok := st.Since(version)
-		if !ok { // events were forgotten
+		if !ok { // the store has forgotten events
 			version = list()
 			continue
 		}
@@ -46,7 +46,7 @@ func watchPods(ctx context.Context, st *store.Store, k *kubelet.Kubelet) {
 // podStates writes the states of pods to the store, for the kubelet.
 type podStates struct{ store *store.Store }
 
-// Update implements [kubelet.API]. The only possible error is that the pod is gone.
+// Update implements [kubelet.API]. Its only possible error: the pod is gone.
 func (s podStates) Update(p *corev1.Pod, change func(*corev1.Pod)) {
 	_ = changeStatus(s.store, p.Namespace, p.Name, func(now *corev1.Pod) error {
 		if now.UID != p.UID {
@@ -57,7 +57,7 @@ func (s podStates) Update(p *corev1.Pod, change func(*corev1.Pod)) {
 	})
 }
 
-// Remove implements [kubelet.API]. The only possible error is that the pod is gone.
+// Remove implements [kubelet.API]. Its only possible error: the pod is gone.
 func (s podStates) Remove(p *corev1.Pod) {
 	zero := int64(0)
 	_, _, err := s.store.Remove(store.Pods, p.Namespace, p.Name, store.Removal{Grace: &zero, UID: string(p.UID)})

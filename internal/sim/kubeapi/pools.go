@@ -10,9 +10,8 @@ import (
 // A Node describes a node of a pool.
 type Node = gkenode.Node
 
-// SetPool replaces the nodes of a pool. It adds the nodes that are missing. It removes
-// other nodes, together with their pods. If a pool has no nodes, it does not exist any
-// more.
+// SetPool replaces the nodes of a pool. It adds missing nodes and removes others with their
+// pods. A pool without nodes does not exist.
 func (s *Server) SetPool(pool string, nodes []Node) error {
 	have := s.control.Nodes(pool)
 	var errs []error

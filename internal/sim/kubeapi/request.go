@@ -20,7 +20,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// maxBody is the most bytes in the body of a request. A real server has the same limit.
+// maxBody limits the body of a request, in bytes, as a real server does.
 const maxBody = 3 << 20
 
 // A request is a request for objects.
@@ -34,7 +34,7 @@ type request struct {
 	sub       string // subresource
 }
 
-// parse reads the path of a request. If the path does not name objects, it returns nil.
+// parse reads the path of a request. It returns nil if the path does not name objects.
 func (s objects) parse(r *http.Request) *request {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	q := &request{Request: r, query: r.URL.Query()}
@@ -72,7 +72,7 @@ func (q *request) flag(name string) bool {
 	return v
 }
 
-// write reads from the request how it writes.
+// write reads from the request how to write.
 func (q *request) write() (store.Write, error) {
 	w := store.Write{Manager: q.query.Get("fieldManager"), Status: q.sub == "status", Force: q.flag("force")}
 	for _, d := range q.query["dryRun"] {
@@ -138,7 +138,7 @@ func (q *request) object(body []byte) (*store.Object, error) {
 	return q.kind.ToStored(q.version, o), nil
 }
 
-// If an object has unknown fields, checkFields refuses it or warns, as the request asks.
+// checkFields refuses or reports unknown fields of an object, as the request asks.
 func (q *request) checkFields(w http.ResponseWriter, o *store.Object) error {
 	unknown := store.Unknown(q.kind, o)
 	if len(unknown) == 0 {
@@ -208,8 +208,7 @@ func (s selection) has(k *store.Kind, o *store.Object) bool {
 	return s.fields.Matches(set)
 }
 
-// selectable are the fields by which objects can be selected, in addition to name and
-// namespace.
+// selectable are the fields besides name and namespace by which objects can be selected.
 var selectable = map[string][]string{
 	"Pod":       {"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork", "status.phase", "status.podIP", "status.nominatedNodeName"},
 	"Event":     {"involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid", "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath", "reason", "reportingComponent", "source", "type"},
@@ -260,7 +259,7 @@ func namespaceOf(o *store.Object) string {
 	return o.GetNamespace()
 }
 
-// statusOf returns the status in the API's answer for an error.
+// statusOf returns the API's status for an error.
 func statusOf(err error) *metav1.Status {
 	var known apierrors.APIStatus
 	if errors.As(err, &known) {
@@ -291,10 +290,10 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 		w.Header().Set("Content-Type", "application/json")
 	}
 	w.WriteHeader(code)
-	_, _ = w.Write(append(b, '\n')) // an error means that the client is gone
+	_, _ = w.Write(append(b, '\n')) // an error means that the client has gone
 }
 
-// notFound is the answer for a path that the server does not serve.
+// notFound returns the answer for a path that the server does not serve.
 func notFound() error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,

@@ -1,10 +1,10 @@
-// Package kubeapi is the simulator's stand-in for a GKE cluster. It has the Kubernetes API
-// with JobSet and Kueue. Its pods run as simulated workers.
+// Package kubeapi is the simulator's stand-in for a GKE cluster: the Kubernetes API with
+// JobSet and Kueue. Its pods run as simulated workers.
 //
 // It has everything that multihost and kubectl use. Objects, field managers, watches,
-// errors, logs and exec behave as they do in a real cluster. A few controllers do what
-// users see of the real ones (see package control). It does not have: authorization by
-// role, protobuf, strategic merge patches, attach, port forwarding, and webhooks of users.
+// errors, logs and exec behave as in a real cluster, and a few controllers do what users
+// see of the real ones (see package control). It has no authorization by role, protobuf,
+// strategic merge patches, attach, port forwarding, or webhooks of users.
 package kubeapi
 
 import (
@@ -36,24 +36,24 @@ import (
 // Config configures a cluster.
 type Config struct {
 	Dir    string // private directory; must exist
-	Listen string // address of the API; empty means a free port of 127.0.0.1
+	Listen string // address of the API; "": a free port of 127.0.0.1
 
-	// Token reports whether a bearer token is valid. If a request has none, token is "". If
+	// Token reports whether a bearer token is valid, or "" for a request without one. If
 	// Token is nil, every token except "" is valid.
 	Token func(token string) bool
 
-	// Backend makes the machines on which pods run. If Backend is nil, the cluster has a
-	// process backend of its own.
+	// Backend makes the machines on which pods run. If it is nil, the cluster has a process
+	// backend of its own.
 	Backend worker.Backend
 
-	// Bare says that nobody has installed JobSet and Kueue in the cluster yet.
+	// Bare says that JobSet and Kueue are not installed in the cluster yet.
 	Bare bool
 
-	// Images may have programs that this machine lacks. Programs has the files of such
-	// programs, by the name of the program.
+	// Programs has files of programs that images may have and this machine lacks, by the
+	// name of the program.
 	Programs map[string]string
 
-	Now func() time.Time // nil means the system's clock
+	Now func() time.Time // nil: the system's clock
 }
 
 // A Server is one running cluster. Its methods are safe for concurrent use.
@@ -63,11 +63,11 @@ type Server struct {
 	kubelet *kubelet.Kubelet
 	control *control.Controllers
 	ca      *authority
-	own     worker.Backend // the backend that Close must close; nil if the caller closes it
+	own     worker.Backend // the backend that Close closes; nil if it is the caller's
 
 	ctx     context.Context
 	cancel  context.CancelFunc
-	running sync.WaitGroup // goroutines of everything except requests
+	running sync.WaitGroup // all goroutines except requests
 
 	mu     sync.Mutex
 	http   *http.Server // nil while the API is away
@@ -154,7 +154,7 @@ func (s *Server) address() string {
 	return s.addr
 }
 
-// CA returns the certificate, in PEM, with which clients check the server.
+// CA returns the certificate, in PEM, that lets clients verify the server.
 func (s *Server) CA() []byte { return s.ca.pem }
 
 // Objects returns the objects of the cluster.
@@ -184,7 +184,7 @@ func (s *Server) Close() error {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/healthz", "/livez", "/readyz":
-		_, _ = w.Write([]byte("ok")) // an error means that the client is gone
+		_, _ = w.Write([]byte("ok")) // an error means that the client has gone
 		return
 	case "/version":
 		writeJSON(w, http.StatusOK, serverVersion())
@@ -213,8 +213,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeError(w, notFound())
 }
 
-// reviewAccess answers the question whether the caller may do something: whoever has a token
-// may do everything.
+// reviewAccess answers whether the caller may do something: with a token, everything.
 func reviewAccess(w http.ResponseWriter, r *http.Request) {
 	var review authorizationv1.SelfSubjectAccessReview
 	if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
@@ -238,7 +237,7 @@ func requiredManager() field.ErrorList {
 }
 
 // WriteKubeconfig writes a kubeconfig with which a client reaches the cluster. It contains
-// a token.
+// the token.
 func (s *Server) WriteKubeconfig(file, token string) error {
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	watchLimit    = 45 * time.Minute // longest time of a watch that gives no limit
+	watchLimit    = 45 * time.Minute // limit for a watch that gives none
 	bookmarkEvery = 20 * time.Second
 )
 
@@ -25,7 +25,7 @@ type watcher struct {
 	sel     selection
 	out     *json.Encoder
 	flush   func() error
-	version uint64 // everything up to this version has been sent
+	version uint64 // everything up to this version is sent
 }
 
 func (s objects) watch(w http.ResponseWriter, q *request) error {
@@ -123,9 +123,8 @@ func (h *watcher) follow(st *store.Store, limit time.Duration) {
 	}
 }
 
-// sendAll sends the events of objects that the selection shows. If an object begins to
-// match the selection, the event is Added. If an object no longer matches, the event is
-// Deleted.
+// sendAll sends the events of objects in the selection. If an object begins to match, its
+// event is Added; if it no longer matches, Deleted.
 func (h *watcher) sendAll(events []store.Event) error {
 	sent := false
 	for _, e := range events {

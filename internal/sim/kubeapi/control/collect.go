@@ -18,11 +18,11 @@ type item struct {
 	*store.Object
 }
 
-// A collector deletes objects that nobody owns any more. It also reports objects that are
-// ready at once in this cluster.
+// A collector deletes objects without owners. It also reports objects that are ready at
+// once in this cluster.
 type collector struct{ *Controllers }
 
-// If an object is being deleted or is gone, collect deletes what the object has owned.
+// collect deletes the dependents of objects that are gone or being deleted.
 func (c collector) collect() {
 	byUID := make(map[types.UID]item)
 	dependents := make(map[types.UID][]item)
@@ -63,7 +63,7 @@ func (c collector) collect() {
 	c.lostPods()
 }
 
-// foreground deletes the dependents of an object. When all are gone, it deletes the object.
+// foreground deletes the dependents of an object, and the object when they are gone.
 func (c collector) foreground(it item, dependents []item) {
 	for _, d := range dependents {
 		if d.GetDeletionTimestamp() == nil {
@@ -80,7 +80,7 @@ func (c *Controllers) unfinalize(it item, finalizer string) {
 		o.SetFinalizers(slices.DeleteFunc(o.GetFinalizers(), func(f string) bool { return f == finalizer }))
 		return nil
 	})
-	_ = err // the only possible error is that the object is gone
+	_ = err // the only possible error: the object is gone
 }
 
 func (c collector) disown(it item, uid types.UID) {
@@ -88,10 +88,10 @@ func (c collector) disown(it item, uid types.UID) {
 		o.SetOwnerReferences(slices.DeleteFunc(o.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.UID == uid }))
 		return nil
 	})
-	_ = err // the only possible error is that the object is gone
+	_ = err // the only possible error: the object is gone
 }
 
-// emptyNamespace deletes everything in a namespace, and then the namespace.
+// emptyNamespace deletes everything in a namespace, then the namespace.
 func (c collector) emptyNamespace(ns item, all []item) {
 	empty := true
 	for _, it := range all {
@@ -107,7 +107,7 @@ func (c collector) emptyNamespace(ns item, all []item) {
 	}
 }
 
-// If nodes are gone, lostPods fails and deletes their pods, as PodGC does.
+// lostPods fails and deletes the pods of nodes that are gone, as PodGC does.
 func (c collector) lostPods() {
 	nodes := list[corev1.Node](c.Controllers, store.Nodes)
 	if len(nodes) == 0 {
@@ -125,12 +125,12 @@ func (c collector) lostPods() {
 		}
 		zero := int64(0)
 		_, _, err := c.store.Remove(store.Pods, p.Namespace, p.Name, store.Removal{UID: string(p.UID), Grace: &zero})
-		_ = err // the only possible error is that the pod is gone
+		_ = err // the only possible error: the pod is gone
 	}
 }
 
-// ready reports objects that are ready at once in this cluster: definitions of resources,
-// and deployments.
+// ready reports definitions of resources and deployments, which are ready at once in this
+// cluster.
 func (c collector) ready() {
 	crds, _ := c.store.List(store.CRDs, "")
 	for _, o := range crds {
@@ -187,5 +187,5 @@ func (c *Controllers) setStatus(k *store.Kind, o *store.Object, status any) {
 		o.Object["status"] = runtime.DeepCopyJSONValue(status)
 		return nil
 	})
-	_ = err // the only possible error is that the object is gone
+	_ = err // the only possible error: the object is gone
 }

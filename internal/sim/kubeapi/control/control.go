@@ -1,10 +1,10 @@
 // Package control does in a simulated cluster what users see of the controllers of a real
-// cluster. These are the scheduler, the Job controller, JobSet, Kueue, GKE's webhook, the
-// garbage collector, and a few that only report that things are ready.
+// one: the scheduler, the Job controller, JobSet, Kueue, GKE's webhook, the garbage
+// collector, and a few that only report that things are ready.
 //
-// One goroutine does all of it. Whenever an object has changed, it goes through all
-// objects. So each controller sees one consistent state. Objects of the store are decoded
-// once for each of their versions. The structs are shared, so nobody may change them.
+// One goroutine does all of it. After a change of any object, it goes through all objects,
+// so that each controller sees one consistent state. Each version of an object is decoded
+// once. All controllers share the structs, so nobody may change them.
 //
 // The controllers leave out what multihost does not use: the back-off of Jobs with a
 // backoffLimit, success policies for parts of a JobSet, startup policies, cohorts and
@@ -31,7 +31,7 @@ type Controllers struct {
 	store   *store.Store
 	now     func() time.Time
 	decoded map[*store.Kind]map[types.UID]decoded
-	next    time.Time // when something must be done even without a change; zero: never
+	next    time.Time // when something is due even without a change; zero: never
 }
 
 type decoded struct {
@@ -56,7 +56,7 @@ func (c *Controllers) Run(ctx context.Context) {
 	}
 }
 
-// wait waits for a change, or the time at which something is due.
+// wait waits for a change, or until something is due.
 func (c *Controllers) wait(ctx context.Context, changed <-chan struct{}) {
 	var timer <-chan time.Time
 	if !c.next.IsZero() {
@@ -71,7 +71,7 @@ func (c *Controllers) wait(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// pass makes every controller look at everything once.
+// pass lets every controller look at everything once.
 func (c *Controllers) pass() {
 	c.next = time.Time{}
 	gc := collector{c}
@@ -85,7 +85,7 @@ func (c *Controllers) pass() {
 	gc.collect()
 }
 
-// wakeAt makes the controllers look again at the time t, if nothing happens before.
+// wakeAt makes the controllers look again at the time t at the latest.
 func (c *Controllers) wakeAt(t time.Time) {
 	if c.next.IsZero() || t.Before(c.next) {
 		c.next = t
@@ -114,8 +114,7 @@ func list[T any](c *Controllers, k *store.Kind) []*T {
 	return all
 }
 
-// named returns the object of a list that has a certain name. It returns nil if there is
-// none.
+// named returns the object of that name in a list, or nil.
 func named[T any, P interface {
 	*T
 	metav1.Object
@@ -152,8 +151,8 @@ func managerOf(k *store.Kind) string {
 	return "kube-controller-manager"
 }
 
-// save writes an object, or only its status. If somebody else has written or deleted the
-// object meanwhile, save returns no error, because the next pass sees that.
+// save writes an object, or only its status. It returns no error if somebody else has
+// written or deleted the object meanwhile: the next pass sees that.
 func (c *Controllers) save(k *store.Kind, o metav1.Object, status bool) {
 	object, err := store.Encode(o)
 	if err != nil {
@@ -167,17 +166,16 @@ func (c *Controllers) save(k *store.Kind, o metav1.Object, status bool) {
 		object.DeepCopyInto(old)
 		return nil
 	})
-	_ = err // the only possible error is that the object is gone
+	_ = err // the only possible error: the object is gone
 }
 
 // remove deletes an object.
 func (c *Controllers) remove(k *store.Kind, o metav1.Object, how metav1.DeletionPropagation) {
 	_, _, err := c.store.Remove(k, o.GetNamespace(), o.GetName(), store.Removal{UID: string(o.GetUID()), Propagation: how})
-	_ = err // the only possible error is that the object is gone
+	_ = err // the only possible error: the object is gone
 }
 
-// event records an event of an object. If the event is the same as before, it only counts
-// it again.
+// event records an event of an object. If the same event exists, event counts one more.
 func (c *Controllers) event(k *store.Kind, o metav1.Object, kind, reason, message, component string) {
 	now := metav1.NewTime(c.now())
 	for _, e := range list[corev1.Event](c, store.Events) {
@@ -214,8 +212,8 @@ func ownedBy(o metav1.Object, uid types.UID) bool {
 	return ref != nil && ref.UID == uid
 }
 
-// condition sets a condition. If the status of the condition changes, its time changes,
-// too. It reports whether anything has changed.
+// condition sets a condition, with a new time if its status changes. It reports whether
+// anything has changed.
 func condition(list *[]metav1.Condition, now time.Time, kind string, status bool, reason, message string) bool {
 	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
 	if status {

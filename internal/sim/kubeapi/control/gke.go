@@ -15,7 +15,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// admitPod does to a new pod what admission does: it sets the pod's priority and applies
+// admitPod does what admission does to a new pod: it sets the pod's priority and applies
 // JobSet's rules of exclusive placement.
 func (c *Controllers) admitPod(p *corev1.Pod) error {
 	if name := p.Spec.PriorityClassName; name != "" && p.Spec.Priority == nil {
@@ -40,8 +40,8 @@ func (c *Controllers) admitPod(p *corev1.Pod) error {
 	return nil
 }
 
-// exclusive returns the affinity of a leader: in a topology domain there may be only one
-// Job of a priority.
+// exclusive returns the affinity of a leader: a topology domain may have only one Job of a
+// priority.
 func exclusive(topology, job, priority string) *corev1.Affinity {
 	var a corev1.Affinity
 	text := fmt.Sprintf(`{
@@ -51,7 +51,7 @@ func exclusive(topology, job, priority string) *corev1.Affinity {
 			{"key": %[2]q, "operator": "Exists"}, {"key": %[2]q, "operator": "NotIn", "values": [%[3]q]},
 			{"key": "jobset.sigs.k8s.io/priority", "operator": "In", "values": [%[4]q]}]}}]}}`, topology, jobset.JobKey, job, priority)
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
-		return nil // cannot happen, because all values are quoted
+		return nil // cannot happen: all values are quoted
 	}
 	return &a
 }
@@ -65,7 +65,8 @@ func (c *Controllers) priority(name string) (value int32, ok bool) {
 	return priorityOf(name, o)
 }
 
-// priorityOf returns the value of a class. o is nil if no such object exists.
+// priorityOf returns the value of a class. o is the object of the class, or nil if there is
+// none.
 func priorityOf(name string, o *store.Object) (value int32, ok bool) {
 	switch {
 	case name == "system-cluster-critical":
@@ -79,8 +80,8 @@ func priorityOf(name string, o *store.Object) (value int32, ok bool) {
 	return int32(n), true
 }
 
-// Admit does what admission does to objects that users create. Pods get the priority of
-// their class. Kueue suspends objects that name a queue.
+// Admit does what admission does to objects of users. Pods get the priority of their class.
+// Kueue suspends objects that name a queue.
 func Admit(k *store.Kind, o *store.Object, get func(k *store.Kind, namespace, name string) *store.Object) error {
 	switch k {
 	case store.JobSets:
@@ -103,7 +104,7 @@ func Admit(k *store.Kind, o *store.Object, get func(k *store.Kind, namespace, na
 	return nil
 }
 
-// with returns a map with further entries.
+// with returns a copy of m with more entries.
 func with(m, more map[string]string) map[string]string {
 	all := make(map[string]string, len(m)+len(more))
 	maps.Copy(all, m)

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// jobs makes the Job controller look at all Jobs.
+// jobs lets the Job controller look at all Jobs.
 func (c *Controllers) jobs() {
 	all, pods := list[batchv1.Job](c, store.Jobs), list[corev1.Pod](c, store.Pods)
 	c.release(all, pods)
@@ -33,7 +33,7 @@ func (c *Controllers) jobs() {
 	}
 }
 
-// If the Job of pods is gone or is being deleted, release lets these pods go.
+// release lets pods go whose Job is gone or being deleted.
 func (c *Controllers) release(all []*batchv1.Job, pods []*corev1.Pod) {
 	for _, p := range pods {
 		if !slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) {
@@ -49,9 +49,9 @@ func (c *Controllers) release(all []*batchv1.Job, pods []*corev1.Pod) {
 // A jobWork is the work on one Job.
 type jobWork struct {
 	*Controllers
-	job     *batchv1.Job // the Job as it will be
+	job     *batchv1.Job // the Job after the work
 	pods    []*corev1.Pod
-	counted []*corev1.Pod // pods that have ended and are being counted now
+	counted []*corev1.Pod // ended pods that are being counted now
 }
 
 func (w *jobWork) sync() {
@@ -66,7 +66,7 @@ func (w *jobWork) sync() {
 	if !equal(before, &w.job.Status) {
 		w.save(store.Jobs, w.job, true)
 	}
-	for _, p := range w.counted { // only after the count has been written
+	for _, p := range w.counted { // only after the count is written
 		w.unfinalize(item{store.Pods, store.NewObject(store.Pods, p.Namespace, p.Name)}, batchv1.JobTrackingFinalizer)
 	}
 	w.expire()
@@ -86,7 +86,7 @@ func (w *jobWork) count(p *corev1.Pod) {
 			st.CompletedIndexes = addIndex(st.CompletedIndexes, i)
 		}
 	case suspended(w.job) || jobOver(w.job) && p.Status.Phase != corev1.PodFailed:
-		// A pod that was deleted because its Job is suspended or over has not failed.
+		// A pod deleted because its Job is suspended or over has not failed.
 	default:
 		action, message := w.policy(p)
 		if action != batchv1.PodFailurePolicyActionIgnore {
@@ -98,8 +98,8 @@ func (w *jobWork) count(p *corev1.Pod) {
 	}
 }
 
-// ended reports whether a pod has ended. A pod that was deleted, and that its kubelet has
-// let go, has also ended.
+// ended reports whether a pod has ended. A deleted pod has ended, too, once its kubelet has
+// let it go.
 func ended(p *corev1.Pod) bool {
 	return podOver(p) || p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }
@@ -184,7 +184,7 @@ func (w *jobWork) advance() {
 	}
 }
 
-// late reports whether the Job has run longer than is allowed.
+// late reports whether the Job has run longer than it may.
 func (w *jobWork) late() bool {
 	limit := w.job.Spec.ActiveDeadlineSeconds
 	if limit == nil {
@@ -205,7 +205,7 @@ func (w *jobWork) complete() bool {
 	return w.job.Status.Succeeded > 0 && !slices.ContainsFunc(w.pods, func(p *corev1.Pod) bool { return !ended(p) })
 }
 
-// deleteActive deletes the pods that are running.
+// deleteActive deletes the running pods.
 func (w *jobWork) deleteActive() {
 	for _, p := range w.pods {
 		if !podOver(p) && p.DeletionTimestamp == nil {
@@ -214,7 +214,7 @@ func (w *jobWork) deleteActive() {
 	}
 }
 
-// createPods creates the pods that are missing.
+// createPods creates the missing pods.
 func (w *jobWork) createPods() {
 	j := w.job
 	want := int(*j.Spec.Parallelism)
@@ -287,8 +287,9 @@ func (w *jobWork) createPod(index int) bool {
 	return true
 }
 
-// If a Job is placed exclusively, its leader is the pod with index 0. follow sends another
-// pod to the node pool of the leader. It returns false while the leader has no node.
+// follow is for Jobs with exclusive placement, whose pod with index 0 is the leader. It
+// sends another pod to the leader's node pool. It returns false while the leader has no
+// node.
 func (w *jobWork) follow(p *corev1.Pod) bool {
 	key := p.Annotations[jobset.ExclusiveKey]
 	for _, leader := range w.pods {
@@ -305,7 +306,7 @@ func (w *jobWork) follow(p *corev1.Pod) bool {
 	return false
 }
 
-// tally counts the pods that are running.
+// tally counts the running pods.
 func (w *jobWork) tally() {
 	var active, ready, terminating int32
 	for _, p := range w.pods {
@@ -327,7 +328,7 @@ func (w *jobWork) tally() {
 	st.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
 }
 
-// expire deletes a Job if its time to live has passed since its end.
+// expire deletes a Job whose time to live since its end is over.
 func (w *jobWork) expire() {
 	ttl := w.job.Spec.TTLSecondsAfterFinished
 	if ttl == nil || !jobOver(w.job) {
@@ -354,8 +355,7 @@ func (w *jobWork) conditionOf(kind batchv1.JobConditionType) *batchv1.JobConditi
 	return &w.job.Status.Conditions[i]
 }
 
-// set sets a condition of the Job. It reports whether the status of the condition has
-// changed.
+// set sets a condition of the Job. It reports whether the condition's status has changed.
 func (w *jobWork) set(kind batchv1.JobConditionType, status bool, reason, message string) bool {
 	now := metav1.NewTime(w.now())
 	c := batchv1.JobCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastProbeTime: now, LastTransitionTime: now}
@@ -385,8 +385,7 @@ func jobIs(j *batchv1.Job, kind batchv1.JobConditionType) bool {
 	return slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })
 }
 
-// indexOf returns the completion index of a pod. It returns a negative number if the pod
-// has none.
+// indexOf returns the completion index of a pod, or a negative number.
 func indexOf(p *corev1.Pod) int {
 	i, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
 	if err != nil {
@@ -395,7 +394,7 @@ func indexOf(p *corev1.Pod) int {
 	return i
 }
 
-// indexes parses the text form of a set of indexes: 1,3-5.
+// indexes parses a set of indexes in text form: 1,3-5.
 func indexes(text string) []int {
 	var all []int
 	for part := range strings.SplitSeq(text, ",") {
@@ -417,8 +416,8 @@ func indexes(text string) []int {
 
 func hasIndex(text string, i int) bool { return slices.Contains(indexes(text), i) }
 
-// addIndex adds an index to the text form of a set. As the Job controller does, it writes a
-// range only for three or more numbers in a row.
+// addIndex adds an index to a set in text form. Like the Job controller, it writes a range
+// only for three or more numbers in a row.
 func addIndex(text string, i int) string {
 	all := append(indexes(text), i)
 	slices.Sort(all)

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// restartKey is the label and the annotation with the number of the restart.
+// restartKey is the label, and the annotation, with the number of the restart.
 const restartKey = "jobset.sigs.k8s.io/restart-attempt"
 
 // A children holds the Jobs of a JobSet.
@@ -27,7 +27,7 @@ type children struct {
 // jobSets is the JobSet controller.
 type jobSets struct{ *Controllers }
 
-// look makes the controller look at a JobSet.
+// look lets the controller look at a JobSet.
 func (c jobSets) look(was *jobset.JobSet) {
 	if was.DeletionTimestamp != nil || was.Spec.ManagedBy != nil && *was.Spec.ManagedBy != jobset.JobSetControllerName {
 		return
@@ -130,15 +130,14 @@ func (c jobSets) advance(js *jobset.JobSet, jobs children) {
 	}
 }
 
-// jobSetCondition sets a condition. If the condition changes, it records an event.
+// jobSetCondition sets a condition, and records an event if the condition changes.
 func (c jobSets) jobSetCondition(js *jobset.JobSet, kind jobset.JobSetConditionType, status bool, event, reason, message string) {
 	if condition(&js.Status.Conditions, c.now(), string(kind), status, reason, message) {
 		c.event(store.JobSets, js, event, reason, message, "jobset-controller")
 	}
 }
 
-// If the Jobs of a JobSet have succeeded, succeeded ends the JobSet. It reports whether it
-// did.
+// succeeded ends a JobSet whose Jobs have succeeded. It reports whether it did.
 func (c jobSets) succeeded(js *jobset.JobSet, successful []*batchv1.Job) bool {
 	policy := js.Spec.SuccessPolicy
 	var targets []string
@@ -197,8 +196,8 @@ func firstFailed(message string, j *batchv1.Job) string {
 	return fmt.Sprintf("%s (first failed job: %s)", message, j.Name)
 }
 
-// decide finds the first rule that is about one of the failed Jobs. It returns what the
-// rule says, and the first of those Jobs. If there is no such rule, the JobSet restarts.
+// decide finds the first rule about one of the failed Jobs. It returns what the rule says,
+// and the first of those Jobs. Without a rule, the JobSet restarts.
 func decide(rules []jobset.FailurePolicyRule, jobs []*batchv1.Job) (jobset.FailurePolicyAction, *batchv1.Job) {
 	for _, r := range rules {
 		var of []*batchv1.Job
@@ -242,7 +241,7 @@ func earliest(jobs []*batchv1.Job) *batchv1.Job {
 	})
 }
 
-// deleteJobs deletes Jobs with their pods. A Job is gone when all its pods are gone.
+// deleteJobs deletes Jobs with their pods. A Job is gone when all its pods are.
 func (c jobSets) deleteJobs(jobs []*batchv1.Job) {
 	for _, j := range jobs {
 		if j.DeletionTimestamp == nil {
@@ -251,7 +250,7 @@ func (c jobSets) deleteJobs(jobs []*batchv1.Job) {
 	}
 }
 
-// expireJobSet deletes a JobSet if its time to live has passed since its end.
+// expireJobSet deletes a JobSet whose time to live since its end is over.
 func (c jobSets) expireJobSet(js *jobset.JobSet) {
 	if js.Spec.TTLSecondsAfterFinished == nil {
 		return
@@ -296,7 +295,7 @@ func (c jobSets) createService(js *jobset.JobSet) {
 	}
 }
 
-// createJobs creates the Jobs that are missing.
+// createJobs creates the missing Jobs.
 func (c jobSets) createJobs(js *jobset.JobSet, jobs children) {
 	have := slices.Concat(jobs.active, jobs.successful, jobs.failed)
 	for _, r := range js.Spec.ReplicatedJobs {
@@ -337,7 +336,7 @@ func jobOf(js *jobset.JobSet, r jobset.ReplicatedJob, i int) *batchv1.Job {
 	return j
 }
 
-// marksOf returns the labels and annotations that say which place a Job has in its JobSet.
+// marksOf returns the labels and annotations for a Job's place in its JobSet.
 func marksOf(js *jobset.JobSet, r jobset.ReplicatedJob, i int, j *batchv1.Job) map[string]string {
 	global, groupIndex, all, inGroup := i, i, 0, 0
 	before := true
@@ -369,8 +368,8 @@ func marksOf(js *jobset.JobSet, r jobset.ReplicatedJob, i int, j *batchv1.Job) m
 	return marks
 }
 
-// suspend suspends or resumes a Job. When it resumes the Job, the Job gets what Kueue has
-// changed in the template.
+// suspend suspends or resumes a Job. A resumed Job gets what Kueue has changed in the
+// template.
 func (c jobSets) suspend(js *jobset.JobSet, was *batchv1.Job, suspend bool) {
 	j := was.DeepCopy()
 	j.Spec.Suspend = &suspend

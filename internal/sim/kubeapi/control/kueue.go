@@ -17,7 +17,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// queueLabel is the label with the name of the queue in which an object waits.
+// queueLabel is the label with the name of an object's queue.
 const queueLabel = "kueue.x-k8s.io/queue-name"
 
 // A use is an amount of a resource in a flavor.
@@ -26,16 +26,16 @@ type use struct {
 	resource corev1.ResourceName
 }
 
-// queues is Kueue, for JobSets.
+// queues is Kueue for JobSets.
 type queues struct {
 	*Controllers
-	workloads []*kueue.Workload // the workloads as they will be
+	workloads []*kueue.Workload // the workloads after the pass
 	was       []*kueue.Workload
 	sets      []*jobset.JobSet
 }
 
-// look makes Kueue look at everything: workloads for JobSets, evictions that are in
-// progress, and workloads that can be admitted.
+// look lets Kueue look at everything: workloads for JobSets, evictions in progress, and
+// workloads to admit.
 func (c queues) look() {
 	c.sets = list[jobset.JobSet](c.Controllers, store.JobSets)
 	c.was = list[kueue.Workload](c.Controllers, store.Workloads)
@@ -63,7 +63,7 @@ func (c queues) look() {
 	c.report(locals, clusters)
 }
 
-// jobSetOf makes the workload of a JobSet. It starts or suspends the JobSet, as the
+// jobSetOf makes the workload of a JobSet, and starts or suspends the JobSet as the
 // workload says.
 func (c queues) jobSetOf(js *jobset.JobSet) {
 	i := slices.IndexFunc(c.workloads, func(w *kueue.Workload) bool { return ownedBy(w, js.UID) })
@@ -162,8 +162,7 @@ func withRequests(ct *corev1.Container) {
 	}
 }
 
-// If suspend is true, setSuspend suspends a JobSet. Otherwise it starts the JobSet on nodes
-// of the flavors that the JobSet was given.
+// setSuspend suspends a JobSet, or starts it on nodes of the flavors that a gives it.
 func (c queues) setSuspend(was *jobset.JobSet, suspend bool, a *kueue.Admission) {
 	js := was.DeepCopy()
 	js.Spec.Suspend = &suspend
@@ -202,7 +201,7 @@ func assigned(a *kueue.Admission, podSet string) (flavors []kueue.ResourceFlavor
 	return flavors
 }
 
-// requeue takes the quota away from an evicted workload. The workload then waits again.
+// requeue takes the quota from an evicted workload, which then waits again.
 func (c queues) requeue(w *kueue.Workload) {
 	now := c.now()
 	i := slices.IndexFunc(w.Status.Conditions, func(o metav1.Condition) bool { return o.Type == kueue.WorkloadEvicted })
@@ -219,7 +218,7 @@ func (c queues) evict(w *kueue.Workload, reason, message string) {
 	c.event(store.Workloads, w, corev1.EventTypeNormal, "EvictedDueTo"+reason, message, "kueue-workload-controller")
 }
 
-// queued returns the time at which a workload began to wait.
+// queued returns when a workload began to wait.
 func queued(w *kueue.Workload) metav1.Time {
 	for _, cond := range w.Status.Conditions {
 		if cond.Type == kueue.WorkloadRequeued && cond.Status == metav1.ConditionTrue {
@@ -236,8 +235,7 @@ func priorityOfWorkload(w *kueue.Workload) int32 {
 	return *w.Spec.Priority
 }
 
-// admit gives quota of a cluster queue to workloads that wait. The most important workload
-// comes first.
+// admit gives quota of a cluster queue to waiting workloads, the most important first.
 func (c queues) admit(q *kueue.ClusterQueue, locals []*kueue.LocalQueue) {
 	if stopped(q.Spec.StopPolicy) {
 		return
@@ -296,8 +294,8 @@ func usage(holding []*kueue.Workload) map[use]resource.Quantity {
 	return sum
 }
 
-// fit finds flavors for the pods of a workload. If there is not enough quota, missing says
-// what is missing, in the words of Kueue.
+// fit finds flavors for the pods of a workload. If quota is missing, it returns which, in
+// the words of Kueue.
 func (c queues) fit(q *kueue.ClusterQueue, w *kueue.Workload, used map[use]resource.Quantity) (sets []kueue.PodSetAssignment, missing string) {
 	var lacks []string
 	for _, s := range w.Spec.PodSets {
@@ -345,8 +343,7 @@ func (c queues) fitSet(q *kueue.ClusterQueue, selector map[string]string, a *kue
 	return ""
 }
 
-// fitFlavor returns why a flavor does not have enough of a resource. It returns an empty
-// text if the flavor has enough.
+// fitFlavor returns why a flavor has too little of a resource, or "" if it has enough.
 func (c queues) fitFlavor(f kueue.FlavorQuotas, name corev1.ResourceName, wanted resource.Quantity, selector map[string]string, used resource.Quantity) string {
 	o := named(list[kueue.ResourceFlavor](c.Controllers, store.ResourceFlavors), "", string(f.Name))
 	if o == nil {
@@ -392,9 +389,8 @@ func (c queues) reserve(q *kueue.ClusterQueue, w *kueue.Workload, sets []kueue.P
 	c.event(store.Workloads, w, corev1.EventTypeNormal, "Admitted", fmt.Sprintf("Admitted by ClusterQueue %s, wait time since reservation was 0s", q.Name), "kueue-admission")
 }
 
-// targets returns the workloads that must go so that w fits. The least important ones come
-// first. Among equally important ones, the newest comes first. If that does not help or is
-// not allowed, it returns nil.
+// targets returns the workloads that must go so that w fits: the least important first, and
+// among equals the newest. It returns nil if that does not help or is not allowed.
 func (c queues) targets(q *kueue.ClusterQueue, w *kueue.Workload, holding []*kueue.Workload) []*kueue.Workload {
 	if q.Spec.Preemption == nil || q.Spec.Preemption.WithinClusterQueue == kueue.PreemptionPolicyNever || q.Spec.Preemption.WithinClusterQueue == "" {
 		return nil
@@ -432,8 +428,8 @@ func (c queues) preempt(q *kueue.ClusterQueue, w *kueue.Workload, targets []*kue
 	}
 }
 
-// If the queue of a workload is missing or stopped, explainMissing says why the workload
-// waits. It evicts a workload that was deactivated.
+// explainMissing says why a workload waits whose queue is missing or stopped. It evicts a
+// deactivated workload.
 func (c queues) explainMissing(w *kueue.Workload, locals []*kueue.LocalQueue, clusters []*kueue.ClusterQueue) {
 	if finished(w) {
 		return

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/sim/kubeapi/store"
 )
 
-// schedule gives nodes to pods. If a pod gets no node, it says why.
+// schedule gives nodes to pods, or says why a pod gets none.
 func (c *Controllers) schedule() {
 	nodes := list[corev1.Node](c, store.Nodes)
 	pods := slices.Clone(list[corev1.Pod](c, store.Pods))
@@ -69,8 +69,7 @@ func (c *Controllers) unschedulable(p *corev1.Pod, nodes int, reasons map[string
 	c.event(store.Pods, p, corev1.EventTypeWarning, "FailedScheduling", message, "default-scheduler")
 }
 
-// unschedulableMessage says why a pod got none of some nodes, in the form that the
-// scheduler uses.
+// unschedulableMessage says why a pod got none of some nodes, in the form of the scheduler.
 func unschedulableMessage(nodes int, reasons map[string]int) string {
 	if nodes == 0 {
 		return "no nodes available to schedule pods"
@@ -94,8 +93,8 @@ func unschedulableMessage(nodes int, reasons map[string]int) string {
 		nodes, strings.Join(parts, ", "), nodes, strings.Join(after, ", "))
 }
 
-// misfit returns why a pod cannot run on a node, in the words of the scheduler. It returns
-// an empty text if the pod can.
+// misfit returns why a pod cannot run on a node, in the words of the scheduler, or "" if it
+// can.
 func misfit(p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.Pod) string {
 	if n.Spec.Unschedulable {
 		return "node(s) were unschedulable"
@@ -119,8 +118,7 @@ func misfit(p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.
 	return ""
 }
 
-// full returns the resource of which a node does not have enough for a pod. It returns an
-// empty text if the node has enough of all.
+// full returns the first resource of which a node has too little for a pod, or "".
 func full(p *corev1.Pod, n *corev1.Node, used corev1.ResourceList) string {
 	for name, wanted := range requests(p) {
 		free := n.Status.Allocatable[name].DeepCopy()
@@ -151,7 +149,7 @@ func tolerates(o corev1.Toleration, t corev1.Taint) bool {
 		(o.Operator == corev1.TolerationOpExists || o.Value == t.Value)
 }
 
-// requests returns the devices and CPUs that the containers of a pod request. It ignores
+// requests returns the devices and CPUs that the containers of a pod request, without
 // memory.
 func requests(p *corev1.Pod) corev1.ResourceList {
 	var sum corev1.ResourceList
@@ -163,8 +161,7 @@ func requests(p *corev1.Pod) corev1.ResourceList {
 	return sum
 }
 
-// A term selects pods. near reports whether one of these runs in the topology domain of a
-// node.
+// near reports whether a pod that the term t selects runs in the topology domain of a node.
 func near(t corev1.PodAffinityTerm, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.Pod) (here, anywhere bool) {
 	sel, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
 	if err != nil {
@@ -182,8 +179,8 @@ func near(t corev1.PodAffinityTerm, n *corev1.Node, nodes []*corev1.Node, pods [
 	return false, anywhere
 }
 
-// nearAll reports whether a node satisfies all terms. If a term selects only the pod
-// itself, it is satisfied.
+// nearAll reports whether a node satisfies all terms. A term that selects only the pod
+// itself is satisfied.
 func nearAll(terms []corev1.PodAffinityTerm, p *corev1.Pod, n *corev1.Node, nodes []*corev1.Node, pods []*corev1.Pod) bool {
 	for _, t := range terms {
 		if n.Labels[t.TopologyKey] == "" {

@@ -1,5 +1,5 @@
 // Package gkenode makes what GKE gives to a cluster with TPU slices: nodes with labels,
-// chips and a taint, and the variables of containers that have chips.
+// chips and a taint, and variables for containers with chips.
 package gkenode
 
 import (
@@ -21,10 +21,10 @@ const PoolLabel = "cloud.google.com/gke-nodepool"
 type Node struct {
 	Name   string
 	Labels map[string]string
-	Chips  int // number of TPU chips; a node with chips has GKE's taint
+	Chips  int // number of TPU chips; nodes with chips have GKE's taint
 }
 
-// Object returns the object of a node that is ready at a time.
+// Object returns the object of a node that is ready at the time at.
 func (n Node) Object(pool string, at time.Time) *corev1.Node {
 	labels := map[string]string{"kubernetes.io/hostname": n.Name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", PoolLabel: pool}
 	maps.Copy(labels, n.Labels)

@@ -11,9 +11,9 @@ import (
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 )
 
-// If containers of a pod have TPU chips, AddVariables adds the variables of GKE's webhook
-// and of its device plugin to them. The pod is one of a Job. index is its index there. It
-// is below 0 if the pods of the Job have none.
+// AddVariables adds to containers with TPU chips the variables of GKE's webhook and of its
+// device plugin. The pod belongs to the Job. index is its index in the Job, or negative if
+// the Job's pods have none.
 func AddVariables(p *corev1.Pod, job *batchv1.Job, index int) {
 	workers := 1
 	if job.Spec.Completions != nil {
@@ -52,8 +52,8 @@ func AddVariables(p *corev1.Pod, job *batchv1.Job, index int) {
 	}
 }
 
-// families has the names of TPU types by accelerator label: the first part of the name, and
-// what one chip adds to the number in the name.
+// families maps accelerator labels to names of TPU types: the first part of the name, and
+// what one chip adds to the number in it.
 var families = map[string]struct {
 	prefix string
 	cores  int
@@ -112,7 +112,7 @@ func deviceVariables(selector map[string]string, workers, chips int, add func(na
 	}
 }
 
-// AddVariable adds a variable if the container does not have it.
+// AddVariable adds a variable unless the container has it.
 func AddVariable(c *corev1.Container, v corev1.EnvVar) {
 	if !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == v.Name }) {
 		c.Env = append(c.Env, v)

@@ -30,8 +30,8 @@ func devices(c *corev1.Container) []string {
 	return files
 }
 
-// environment returns the variables that the specification gives to a container. It fills
-// in fields and references to other variables.
+// environment returns the variables that the specification gives to a container, with
+// fields and references filled in.
 func environment(pod *corev1.Pod, c *corev1.Container, address string) []string {
 	env := []string{"HOSTNAME=" + hostname(pod), "KUBERNETES_PORT=tcp://10.0.0.1:443", "KUBERNETES_SERVICE_HOST=10.0.0.1", "KUBERNETES_SERVICE_PORT=443"}
 	for _, e := range c.Env {
@@ -49,8 +49,8 @@ func environment(pod *corev1.Pod, c *corev1.Container, address string) []string 
 	return env
 }
 
-// expand replaces $(NAME) by the value of the variable NAME, and $$ by $. If a name has no
-// value, $(NAME) does not change.
+// expand replaces $(NAME) by the value of the variable NAME, and $$ by $. It leaves $(NAME)
+// if there is no such variable.
 func expand(text string, env []string) string {
 	var b strings.Builder
 	for {

@@ -1,10 +1,9 @@
 // Package kubelet runs the pods of a simulated cluster as processes of simulated workers.
-// Each container is a machine of a worker.Backend. The command of the container is the
-// machine's first program. When that program ends, everything on the machine ends, as in a
-// container.
+// Each container is a machine of a worker.Backend, and its command is the machine's first
+// program. When that program ends, everything on the machine ends, as in a container.
 //
-// Images are not read. A container without a command fails in the same way as an image
-// without a command. Volumes and probes do nothing.
+// Images are not read: a container without a command fails like an image without a command.
+// Volumes and probes do nothing.
 package kubelet
 
 import (
@@ -31,16 +30,16 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// An API is where a kubelet writes what becomes of its pods. Both methods find the pod by
-// its UID. They give up only when the pod is gone or the kubelet is closing.
+// An API is where a kubelet writes the states of its pods. Both methods find the pod by its
+// UID. They give up only if the pod has gone or the kubelet is closing.
 type API interface {
-	// Update changes the status of a pod. change gets the object as it is. Update may call
-	// change several times, and after it has returned. A later call replaces an earlier one
-	// that has had no success yet.
+	// Update changes the status of a pod. change gets the present object. Update may call
+	// change several times, even after its return. A later Update replaces an earlier one
+	// that has not succeeded yet.
 	Update(pod *corev1.Pod, change func(now *corev1.Pod))
 
-	// Remove removes a deleted pod whose containers have ended. It writes the last Update
-	// before.
+	// Remove removes a deleted pod whose containers have ended, after it has written the
+	// last Update.
 	Remove(pod *corev1.Pod)
 }
 
@@ -51,17 +50,17 @@ type Config struct {
 	Dir     string // directory for logs
 	Now     func() time.Time
 
-	// Images may have programs that this machine lacks. Programs has the files of such
-	// programs, by the name of the program.
+	// Programs has files of programs that images may have and this machine lacks, by the
+	// name of the program.
 	Programs map[string]string
 
-	// RestartDelay is how long a container waits before its second restart. The time
-	// doubles with each further restart. 0 means 10 s, as in a real cluster.
+	// RestartDelay is how long a container waits before its second restart. Each further
+	// restart doubles it. 0 means 10 s, as in a real cluster.
 	RestartDelay time.Duration
 }
 
-// A Kubelet runs the pods of all nodes of a cluster. It learns of them through See. Its
-// methods are safe for concurrent use.
+// A Kubelet runs the pods of all nodes of a cluster, of which See tells it. Its methods are
+// safe for concurrent use.
 type Kubelet struct {
 	cfg     Config
 	ctx     context.Context // ends when the kubelet closes
@@ -70,8 +69,8 @@ type Kubelet struct {
 
 	mu     sync.Mutex
 	pods   map[types.UID]*pod
-	hosts  sync.Mutex    // held while writing names, so that there is one writer at a time
-	given  uint32        // addresses given to machines
+	hosts  sync.Mutex    // held by the one writer of names
+	given  uint32        // number of addresses given to machines
 	hold   string        // deleted pods whose name matches this pattern stay in Terminating
 	held   chan struct{} // closed when hold changes
 	closed bool
@@ -81,13 +80,14 @@ type Kubelet struct {
 func New(cfg Config) *Kubelet {
 	cfg.RestartDelay = cmp.Or(cfg.RestartDelay, 10*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
-	// Clusters that share a backend must not have the same addresses, so each begins with a
-	// random one.
+	// Clusters with the same backend must not have the same addresses, so each begins with
+	// a random one.
 	return &Kubelet{cfg: cfg, ctx: ctx, cancel: cancel, pods: make(map[types.UID]*pod), held: make(chan struct{}), given: rand.Uint32N(1<<12) << 8}
 }
 
 // See handles a new state of a pod. decode decodes the whole pod. gone says that the API
-// has the pod no more. The caller reports the states of a pod in their order.
+// does not have the pod any more. The caller must report the states of a pod in their
+// order.
 func (k *Kubelet) See(o metav1.Object, decode func(*corev1.Pod) error, gone bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -103,7 +103,7 @@ func (k *Kubelet) See(o metav1.Object, decode func(*corev1.Pod) error, gone bool
 		grace := spec.DeletionGracePeriodSeconds
 		switch {
 		case grace != nil && *grace > 0:
-			k.running.Go(func() { k.cfg.API.Remove(&spec) }) // nothing of it runs
+			k.running.Go(func() { k.cfg.API.Remove(&spec) }) // no process of the pod runs
 			return
 		case spec.DeletionTimestamp != nil, spec.Status.Phase == corev1.PodSucceeded, spec.Status.Phase == corev1.PodFailed:
 			return // with a grace period of 0, a finalizer keeps the pod, not the kubelet
@@ -132,8 +132,8 @@ func (k *Kubelet) forget(p *pod) {
 	delete(k.pods, p.spec.UID)
 }
 
-// find returns the pod with a name that is running or has run. If an earlier pod of that
-// name still ends, find returns the later one.
+// find returns the pod of that name that runs or has run. If an earlier pod of the name has
+// not ended yet, find returns the later one.
 func (k *Kubelet) find(namespace, name string) *pod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -146,8 +146,8 @@ func (k *Kubelet) find(namespace, name string) *pod {
 	return last
 }
 
-// Pod returns the pod with a name that is running or has run, as the kubelet first saw it.
-// It returns nil if there is none. The caller must not change the pod.
+// Pod returns the pod of that name that runs or has run, as the kubelet first saw it, or
+// nil. The caller must not change it.
 func (k *Kubelet) Pod(namespace, name string) *corev1.Pod {
 	if p := k.find(namespace, name); p != nil {
 		return &p.spec
@@ -169,7 +169,7 @@ func (k *Kubelet) Close() error {
 	return nil
 }
 
-// Kill kills process 1 of every container of a pod, see kubeapi.Server.Kill.
+// Kill kills process 1 of every container of a pod. See kubeapi.Server.Kill.
 func (k *Kubelet) Kill(namespace, name string, oom bool) error {
 	p := k.find(namespace, name)
 	if p == nil {
@@ -181,8 +181,7 @@ func (k *Kubelet) Kill(namespace, name string, oom bool) error {
 	return nil
 }
 
-// Lose ends the pods of a node as if its machine were gone: nobody learns that they have
-// ended.
+// Lose ends the pods of a node as if its machine had gone: nobody learns of their end.
 func (k *Kubelet) Lose(node string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -193,7 +192,7 @@ func (k *Kubelet) Lose(node string) {
 	}
 }
 
-// Hold keeps deleted pods in Terminating if their name matches a pattern, see
+// Hold keeps deleted pods in Terminating if their name matches a pattern. See
 // kubeapi.Server.Hold.
 func (k *Kubelet) Hold(pattern string) {
 	k.mu.Lock()
@@ -204,7 +203,7 @@ func (k *Kubelet) Hold(pattern string) {
 }
 
 // mayEnd waits until no fault keeps a pod in Terminating. It returns false if the pod is
-// abandoned before that.
+// given up before that.
 func (k *Kubelet) mayEnd(p *pod) bool {
 	for {
 		k.mu.Lock()
@@ -222,7 +221,7 @@ func (k *Kubelet) mayEnd(p *pod) bool {
 	}
 }
 
-// ErrNoContainer says that no container runs in which Exec could start the program.
+// ErrNoContainer says that Exec has found no running container for the program.
 var ErrNoContainer = fault.New(fault.Unavailable, "container not found")
 
 // Exec starts a program in a container of a running pod. If there is no such container, the
@@ -254,8 +253,8 @@ func (k *Kubelet) Exec(pod *corev1.Pod, container string, argv []string, tty boo
 	return l, err
 }
 
-// If machines have files of names, writeHosts writes the names and addresses of all pods to
-// all machines. In a real cluster, a name server does this.
+// writeHosts writes the names and addresses of all pods to all machines that have a file
+// for them. In a real cluster, a name server does this.
 func (k *Kubelet) writeHosts() {
 	if _, ok := k.cfg.Backend.(worker.Claimer); !ok {
 		return
@@ -284,15 +283,15 @@ func (k *Kubelet) writeHosts() {
 		for _, c := range p.all() {
 			c.mu.Lock()
 			if root, ok := c.machine.(worker.Rooted); ok {
-				_ = os.WriteFile(filepath.Join(root.Root(), "etc/hosts"), []byte(text), 0o644) // the only possible error is that the machine is gone
+				_ = os.WriteFile(filepath.Join(root.Root(), "etc/hosts"), []byte(text), 0o644) // the only possible error: the machine is gone
 			}
 			c.mu.Unlock()
 		}
 	}
 }
 
-// claim returns a new address in the network of the pods, 10.192.0.0/12. It returns an
-// empty text if the backend itself gives addresses.
+// claim returns a new address in the network of the pods, 10.192.0.0/12, or "" if the
+// backend gives addresses.
 func (k *Kubelet) claim() (string, error) {
 	claimer, ok := k.cfg.Backend.(worker.Claimer)
 	if !ok {
@@ -314,7 +313,7 @@ func (k *Kubelet) claim() (string, error) {
 	return "", errors.New("no address is free")
 }
 
-// ExitCode returns the exit code of a process as a container runtime reports it.
+// ExitCode returns the exit code that a container runtime reports for a process.
 func ExitCode(st syscall.WaitStatus) int {
 	if st.Signaled() {
 		return 128 + int(st.Signal())

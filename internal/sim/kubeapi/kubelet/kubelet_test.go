@@ -86,7 +86,7 @@ func (*removals) Update(*corev1.Pod, func(*corev1.Pod)) {}
 func (r *removals) Remove(p *corev1.Pod)                { r.pods = append(r.pods, p.Name) }
 
 // TestUnknownPods: a kubelet starts no pod that is deleted or has ended. It removes only
-// those that wait for it.
+// those that wait for the kubelet.
 func TestUnknownPods(t *testing.T) {
 	api := &removals{}
 	k := New(Config{API: api, Now: time.Now})

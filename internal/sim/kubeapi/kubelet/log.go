@@ -16,12 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxLine is the longest line of a log in one record. Longer lines are split, and joined
-// again when they are read.
+// maxLine is the longest part of a line in one record. Longer lines are split, and joined
+// again by the reader.
 const maxLine = 16 << 10
 
-// A logFile is the log of a container. It has a file for each run of the container. The
-// files have containerd's format: time, stream, F for a whole line or P for a part, text.
+// A logFile is the log of a container, with a file for each run of it. The files have
+// containerd's format: time, stream, F for a whole line or P for a part, text.
 type logFile struct {
 	dir string
 	now func() time.Time
@@ -40,7 +40,7 @@ func newLogFile(dir string, now func() time.Time) *logFile {
 
 func (l *logFile) file(run int) string { return filepath.Join(l.dir, strconv.Itoa(run)+".log") }
 
-// start starts the log of the next run. If there is no directory, it keeps nothing.
+// start starts the log of the next run. Without a directory, it keeps nothing.
 func (l *logFile) start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +94,7 @@ func (l *logFile) write(stream string, text []byte, whole bool) {
 	if whole {
 		tag = "F"
 	}
-	_, _ = fmt.Fprintf(l.f, "%s %s %s %s\n", l.now().UTC().Format(time.RFC3339Nano), stream, tag, text) // if the disk is full, lines are lost, as on a real node
+	_, _ = fmt.Fprintf(l.f, "%s %s %s %s\n", l.now().UTC().Format(time.RFC3339Nano), stream, tag, text) // on a full disk, lines are lost, as on a real node
 	l.signal()
 }
 
@@ -110,7 +110,7 @@ func (l *logFile) end() {
 	l.signal()
 }
 
-// close ends the log. No further run can be added.
+// close ends the log: there will be no further run.
 func (l *logFile) close() {
 	l.end()
 	l.mu.Lock()
@@ -147,7 +147,7 @@ type Log struct {
 	opts LogOptions
 }
 
-// Log opens the log of a container. If there is no log, the error says why, in the words of
+// Log opens the log of a container. If there is none, the error says why, in the words of
 // the kubelet.
 func (k *Kubelet) Log(pod *corev1.Pod, container string, opts LogOptions) (*Log, error) {
 	k.mu.Lock()
@@ -197,8 +197,8 @@ func (c *containerRun) openLog(pod string, opts LogOptions) (*Log, error) {
 // Close closes the log.
 func (l *Log) Close() error { return l.f.Close() }
 
-// CopyTo writes the log to w. With Follow, it also writes what is added to the log until
-// the container has ended. It calls flush whenever there is nothing more at the moment.
+// CopyTo writes the log to w. With Follow, it also writes what comes until the container
+// has ended. It calls flush whenever there is nothing more for the moment.
 func (l *Log) CopyTo(ctx context.Context, w io.Writer, flush func() error) error {
 	out := &logWriter{w: w, opts: l.opts, left: l.opts.Limit, begin: true}
 	var pending []byte
@@ -207,7 +207,7 @@ func (l *Log) CopyTo(ctx context.Context, w io.Writer, flush func() error) error
 		l.log.mu.Lock()
 		changed, over := l.log.changed, l.log.over || l.log.run != l.run || l.log.closed
 		l.log.mu.Unlock()
-		b, err := io.ReadAll(l.f) // read after the check whether the run is over, so that nothing is missed
+		b, err := io.ReadAll(l.f) // only after the check of over, so that nothing is missed
 		if err != nil {
 			return err
 		}
@@ -264,7 +264,7 @@ func records(b []byte) []record {
 	return rs
 }
 
-// selected returns the records that have the stream and the time in the options.
+// selected returns the records with the stream and the time in the options.
 func selected(rs []record, o LogOptions) []record {
 	var kept []record
 	for _, r := range rs {
@@ -275,8 +275,7 @@ func selected(rs []record, o LogOptions) []record {
 	return kept
 }
 
-// lastLines returns the records of the last n lines. If n is below 0, it returns all
-// records.
+// lastLines returns the records of the last n lines, or all if n is below 0.
 func lastLines(rs []record, n int64) []record {
 	if n < 0 {
 		return rs
@@ -296,15 +295,15 @@ func lastLines(rs []record, n int64) []record {
 	return rs
 }
 
-// A logWriter writes records in the form in which the API shows them.
+// A logWriter writes records in the form of the API.
 type logWriter struct {
 	w     io.Writer
 	opts  LogOptions
-	left  int64 // how many bytes may still be written; below 0: any number
+	left  int64 // number of bytes still allowed; below 0: no limit
 	begin bool  // the next text begins a line
 }
 
-// write writes a record. more is false if the limit is reached.
+// write writes a record. more is false once the limit is reached.
 func (l *logWriter) write(r record) (more bool, err error) {
 	var out []byte
 	if l.opts.Timestamps && l.begin {

@@ -13,12 +13,12 @@ import (
 type LogOptions struct {
 	Follow, Timestamps, Previous bool
 	Since                        time.Time // zero: from the beginning
-	Tail                         int64     // lines; below 0: all
-	Limit                        int64     // bytes; below 0: all
-	Stream                       string    // empty: both
+	Tail                         int64     // number of lines; below 0: all
+	Limit                        int64     // number of bytes; below 0: all
+	Stream                       string    // "": both
 }
 
-// ReadLogOptions reads the options from the query of a request. An error is for the client.
+// ReadLogOptions reads the options in the query of a request. Errors are for the client.
 func ReadLogOptions(q url.Values, now time.Time) (LogOptions, error) {
 	o := LogOptions{Follow: flag(q, "follow"), Timestamps: flag(q, "timestamps"), Previous: flag(q, "previous"), Tail: -1, Limit: -1}
 	number := func(name string, into *int64) error {
@@ -45,7 +45,7 @@ func ReadLogOptions(q url.Values, now time.Time) (LogOptions, error) {
 		if err != nil {
 			return o, err
 		}
-		o.Since = t.Truncate(time.Second) // the API's times have whole seconds
+		o.Since = t.Truncate(time.Second) // times of the API have whole seconds
 	}
 	switch stream := q.Get("stream"); stream {
 	case "", "All":
@@ -58,6 +58,6 @@ func ReadLogOptions(q url.Values, now time.Time) (LogOptions, error) {
 }
 
 func flag(q url.Values, name string) bool {
-	v, _ := strconv.ParseBool(q.Get(name)) // what is no truth value is false
+	v, _ := strconv.ParseBool(q.Get(name)) // a text without a truth value means false
 	return v
 }

@@ -24,18 +24,18 @@ type pod struct {
 	seen       metav1.Time // when the kubelet first saw the pod
 	init, main []*containerRun
 
-	ending  context.Context // ends when the pod must end
+	ending  context.Context // done when the pod must end
 	endNow  context.CancelFunc
-	gone    context.Context // ends when nobody needs to know about the pod any more
+	gone    context.Context // done when nobody needs to know about the pod any more
 	abandon context.CancelFunc
 
 	mu    sync.Mutex
-	kill  time.Time // when everything that still runs is killed; zero if the pod need not end
+	kill  time.Time // when to kill everything that still runs; zero if the pod need not end
 	sped  chan struct{}
 	first string // address of the first container
 }
 
-// A containerRun is one container of a pod, with the process that it now has.
+// A containerRun is one container of a pod, with its present process.
 type containerRun struct {
 	pod  *pod
 	spec corev1.Container
@@ -76,10 +76,10 @@ func (p *pod) container(c corev1.Container, reason string) *containerRun {
 	}
 }
 
-// all returns the containers. The init containers come first.
+// all returns the containers, init containers first.
 func (p *pod) all() []*containerRun { return append(append([]*containerRun{}, p.init...), p.main...) }
 
-// end makes the pod end within a grace period. A later call can only shorten it.
+// end makes the pod end within a grace period. A later call can only shorten the period.
 func (p *pod) end(grace time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,15 +93,14 @@ func (p *pod) end(grace time.Duration) {
 	p.endNow()
 }
 
-// run runs the pod until it has ended. If the pod is deleted, run returns when the pod is
-// gone.
+// run runs the pod to its end. If the pod is deleted, run returns when it is gone.
 func (p *pod) run() {
 	defer p.k.forget(p)
 	defer func() {
 		for _, c := range p.all() {
 			c.log.close()
 		}
-		_ = os.RemoveAll(p.k.podDir(p.spec.UID)) // the directory belongs to the simulator
+		_ = os.RemoveAll(p.k.podDir(p.spec.UID)) // the directory is the simulator's
 	}()
 	p.report()
 	ok := true
@@ -116,7 +115,7 @@ func (p *pod) run() {
 }
 
 // runInit runs an init container until it succeeds. It returns false if the pod must end
-// before that, or if the container may not run again.
+// first, or if the container may not run again.
 func (p *pod) runInit(c *containerRun) bool {
 	for {
 		code, ran := c.run()
@@ -131,7 +130,7 @@ func (p *pod) runInit(c *containerRun) bool {
 	}
 }
 
-// runMain runs the containers until none is running any more.
+// runMain runs the containers until none of them runs.
 func (p *pod) runMain() {
 	var all sync.WaitGroup
 	for _, c := range p.main {
@@ -149,7 +148,7 @@ func (p *pod) runMain() {
 	all.Wait()
 }
 
-// awaitDeletion waits until the pod is deleted. Then it removes the pod from the API.
+// awaitDeletion waits until the pod is deleted, then removes it from the API.
 func (p *pod) awaitDeletion() {
 	select {
 	case <-p.ending.Done():
@@ -162,7 +161,7 @@ func (p *pod) awaitDeletion() {
 	p.k.cfg.API.Remove(&p.spec)
 }
 
-// backOff waits before a restart. It returns false if the pod must end before that.
+// backOff waits before a restart. It returns false if the pod must end meanwhile.
 func (c *containerRun) backOff() bool {
 	c.mu.Lock()
 	wait := time.Duration(0)
@@ -223,7 +222,7 @@ func (c *containerRun) run() (code int, ran bool) {
 	code = ExitCode(process.Wait())
 	close(ended)
 	message := c.message(machine)
-	_ = machine.Stop(context.Background()) // this kills the rest, and fails only for processes that are stuck in the kernel
+	_ = machine.Stop(context.Background()) // kills the rest; fails only for processes stuck in the kernel
 	over.Wait()
 	c.log.end()
 	if message == "" && code != 0 && c.spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
@@ -244,8 +243,8 @@ func (c *containerRun) run() (code int, ran bool) {
 	return code, true
 }
 
-// When the pod must end, stopWhenAsked sends the process a signal. After the grace period
-// it kills everything.
+// stopWhenAsked sends the process a signal when the pod must end, and kills everything
+// after the grace period.
 func (c *containerRun) stopWhenAsked(ended <-chan struct{}) {
 	select {
 	case <-ended:
@@ -258,7 +257,7 @@ func (c *containerRun) stopWhenAsked(ended <-chan struct{}) {
 	if process == nil {
 		return
 	}
-	_ = process.Signal(syscall.SIGTERM) // it may have ended
+	_ = process.Signal(syscall.SIGTERM) // the process may have ended
 	for {
 		c.pod.mu.Lock()
 		at, sped := c.pod.kill, c.pod.sped
@@ -281,18 +280,18 @@ func (c *containerRun) stopWhenAsked(ended <-chan struct{}) {
 	}
 }
 
-// If a process is running, kill kills it.
+// kill kills the process, if there is one.
 func (c *containerRun) kill(oom bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.process != nil {
 		c.oom = oom
-		_ = c.process.Signal(syscall.SIGKILL) // it may have ended
+		_ = c.process.Signal(syscall.SIGKILL) // the process may have ended
 	}
 }
 
-// directory returns the directory of the next machine of the container. The last part of
-// its path is unique.
+// directory returns a directory for the container's next machine. The last part of its path
+// is unique.
 func (c *containerRun) directory() string {
 	return filepath.Join(c.pod.k.podDir(c.pod.spec.UID), fmt.Sprintf("%s-%s-%d", c.pod.spec.UID, c.spec.Name, c.restarts))
 }
@@ -338,7 +337,7 @@ func (c *containerRun) start() (worker.Machine, worker.Launched, error) {
 	return machine, process, nil
 }
 
-// addressOf returns the address of the pod. This is the address of its first machine.
+// addressOf returns the address of the pod, which is that of its first machine.
 func (p *pod) addressOf(m worker.Machine) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -351,11 +350,11 @@ func (p *pod) addressOf(m worker.Machine) string {
 	return p.first
 }
 
-// maxMessage is the most bytes of a termination message.
+// maxMessage is the greatest length of a termination message, in bytes.
 const maxMessage = 4096
 
-// prepare makes the files and directories that the container needs: the file for the
-// termination message, and the directories where volumes are mounted.
+// prepare makes what the container needs: the file for the termination message, and the
+// directories for volumes.
 func (c *containerRun) prepare(m worker.Machine) error {
 	root, ok := m.(worker.Rooted)
 	if !ok {
@@ -373,11 +372,11 @@ func (c *containerRun) prepare(m worker.Machine) error {
 	return os.WriteFile(file, nil, 0o666)
 }
 
-// message reads the termination message. The machine must still be running.
+// message reads the termination message, while the machine still runs.
 func (c *containerRun) message(m worker.Machine) string {
 	b, err := os.ReadFile(filepath.Join(m.(worker.Rooted).Root(), c.spec.TerminationMessagePath))
 	if err != nil {
-		return "" // the program has removed it
+		return "" // the program has removed the file
 	}
 	return string(b[:min(len(b), maxMessage)])
 }
@@ -392,7 +391,7 @@ func (c *containerRun) terminated(code int, reason, message string, began time.T
 	}}
 }
 
-// report writes the status of the pod, unless nobody needs to know about the pod any more.
+// report writes the status of the pod while somebody needs it.
 func (p *pod) report() {
 	if p.gone.Err() != nil {
 		return

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// status fills in the status of a pod from the present state of its containers.
+// status fills in the status of a pod from the states of its containers.
 func (p *pod) status(now *corev1.Pod) {
 	at := metav1.NewTime(p.k.cfg.Now())
 	if now.Status.StartTime == nil {
@@ -49,7 +49,7 @@ func (c *containerRun) status(init bool) corev1.ContainerStatus {
 	return st
 }
 
-// phaseOf returns the phase that follows from the states of the containers.
+// phaseOf derives the phase from the states of the containers.
 func phaseOf(pod *corev1.Pod, ending bool) corev1.PodPhase {
 	for _, c := range pod.Status.InitContainerStatuses {
 		t := c.State.Terminated
@@ -88,7 +88,7 @@ func phaseOf(pod *corev1.Pod, ending bool) corev1.PodPhase {
 	return corev1.PodSucceeded
 }
 
-// conditions sets the conditions that follow from phase and containers.
+// conditions derives the conditions from phase and containers.
 func conditions(pod *corev1.Pod, at metav1.Time) {
 	ready, initialized := pod.Status.Phase == corev1.PodRunning, true
 	var unready []string
@@ -133,8 +133,7 @@ func is(b bool) corev1.ConditionStatus {
 	return corev1.ConditionFalse
 }
 
-// SetCondition sets a condition. If the status of the condition changes, its time changes,
-// too.
+// SetCondition sets a condition, with a new time if its status changes.
 func SetCondition(pod *corev1.Pod, c corev1.PodCondition, at metav1.Time) {
 	c.LastTransitionTime = at
 	for i, old := range pod.Status.Conditions {

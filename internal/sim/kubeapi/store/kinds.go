@@ -13,7 +13,7 @@ import (
 // A Kind is one kind of object that the API serves.
 type Kind struct {
 	Group      string
-	Versions   []string // the last version is preferred, and objects are stored in it
+	Versions   []string // the last version is preferred, and the stored one
 	Kind       string
 	Plural     string
 	Singular   string
@@ -21,8 +21,8 @@ type Kind struct {
 	Namespaced bool
 	Status     bool // it has a status subresource
 
-	// Typed returns an empty object of the stored version. Its type says which fields
-	// exist. If it is nil, every field exists.
+	// Typed returns an empty object of the stored version, whose type says which fields
+	// exist. If Typed is nil, every field exists.
 	Typed func() any
 }
 
@@ -63,7 +63,7 @@ var (
 	Deployments     = &Kind{Group: "apps", Versions: []string{"v1"}, Kind: "Deployment", Plural: "deployments", Singular: "deployment", Short: []string{"deploy"}, Namespaced: true, Status: true}
 )
 
-// Kinds returns the kinds that every cluster serves. These include JobSet and Kueue.
+// Kinds returns the kinds that every cluster serves, including JobSet and Kueue.
 func Kinds() []*Kind {
 	return []*Kind{
 		Pods, Services, Nodes, Namespaces, Events, Jobs, JobSets, Workloads, LocalQueues, ClusterQueues, ResourceFlavors,

@@ -16,8 +16,8 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// fitted returns an object that has only the fields of its kind. If a field has the wrong
-// type, it returns an error.
+// fitted returns an object with only the fields of its kind, or an error if a field has the
+// wrong type.
 func fitted(k *Kind, o *Object) (*Object, error) {
 	if k.Typed == nil {
 		return o, nil
@@ -35,8 +35,8 @@ func fitted(k *Kind, o *Object) (*Object, error) {
 	return fit, nil
 }
 
-// Unknown returns the fields of an object that its kind does not have. The texts are in the
-// words of the API server: unknown field "spec.foo".
+// Unknown returns the fields of an object that its kind does not have, in the words of the
+// API server: unknown field "spec.foo".
 func Unknown(k *Kind, o *Object) []string {
 	if k.Typed == nil {
 		return nil
@@ -65,7 +65,7 @@ func Decode(o *Object, into any) error {
 	return kjson.UnmarshalCaseSensitivePreserveInts(text, into)
 }
 
-// Encode returns a struct as an object, without fields that are null.
+// Encode returns a struct as an object without null fields.
 func Encode(typed any) (*Object, error) {
 	text, err := json.Marshal(typed)
 	if err != nil {
@@ -101,7 +101,7 @@ func dropNull(m map[string]any) {
 	}
 }
 
-// setDefaults sets defaults as a real server does. It sets only those that somebody reads.
+// setDefaults sets the defaults of a real server that something reads.
 func setDefaults(k *Kind, o *Object) {
 	spec, _ := o.Object["spec"].(map[string]any)
 	switch k {
@@ -263,7 +263,7 @@ func defaultClusterQueue(spec map[string]any) {
 	}
 }
 
-// validate returns what is wrong with an object. old is nil if the object is new.
+// validate returns what is wrong with an object. old is nil for a new object.
 func validate(k *Kind, old, o *Object) field.ErrorList {
 	meta := field.NewPath("metadata")
 	var errs field.ErrorList
@@ -379,8 +379,8 @@ func validateJobSet(old, o *Object) (errs field.ErrorList) {
 	return errs
 }
 
-// A replicated job can change only while its JobSet is suspended. immutableJob returns the
-// error for any other change.
+// immutableJob returns the error for a change of a replicated job. Only a suspended JobSet
+// allows one.
 func immutableJob(at *field.Path, old, o *Object, i int) field.ErrorList {
 	suspended, _, _ := unstructured.NestedBool(old.Object, "spec", "suspend")
 	suspend, _, _ := unstructured.NestedBool(o.Object, "spec", "suspend")

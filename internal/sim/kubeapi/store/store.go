@@ -2,8 +2,8 @@
 // registry of an API server do. It has kinds, defaults, validation, resource versions,
 // field managers, finalizers, and a history of events for watches.
 //
-// Stored objects never change, because a write stores a new object. So readers share them
-// without copies. Nobody may change them.
+// A stored object never changes: a write stores a new one. So readers share objects without
+// copies, and must not change them.
 package store
 
 import (
@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// An Object is a stored object. The comment of the package says who may change it.
+// An Object is a stored object. Nobody may change it; see the comment of the package.
 type Object = unstructured.Unstructured
 
 // maxEvents is how many past events a watch can read.
@@ -38,7 +38,7 @@ type Event struct {
 	Version uint64
 	Type    watch.EventType // Added, Modified or Deleted
 	Kind    *Kind
-	Object  *Object // after the change; for Deleted, the last state, with the version of the deletion
+	Object  *Object // after the change; for Deleted: the last state, with the version of the deletion
 	Old     *Object // before the change; nil for Added
 }
 
@@ -53,17 +53,17 @@ type Store struct {
 	bare    bool
 	version uint64
 	objects map[*Kind]map[string]*Object // by namespace/name
-	lost    map[string]bool              // nodes that were deleted
+	lost    map[string]bool              // names of deleted nodes
 	events  []Event
 	oldest  uint64        // events up to this version are forgotten
 	changed chan struct{} // closed at the next change
 }
 
-// An Admission may change a new object or refuse it. It reads other objects only with get.
-// get returns nil if an object does not exist.
+// An Admission may change a new object or refuse it. It must read other objects only with
+// get, which returns nil if an object does not exist.
 type Admission func(k *Kind, o *Object, get func(k *Kind, namespace, name string) *Object) error
 
-// New returns a store with the namespaces that every cluster has. admit gets every new
+// New returns a store with the namespaces that every cluster has. admit sees every new
 // object. It may be nil.
 func New(now func() time.Time, admit Admission) (*Store, error) {
 	typing, err := newTyping()
@@ -79,7 +79,7 @@ func New(now func() time.Time, admit Admission) (*Store, error) {
 	return s, nil
 }
 
-// NewObject returns an object that has only a name.
+// NewObject returns an object with a name and nothing else.
 func NewObject(k *Kind, namespace, name string) *Object {
 	o := &Object{}
 	o.SetGroupVersionKind(k.GroupVersion(k.Stored()).WithKind(k.Kind))
@@ -90,10 +90,10 @@ func NewObject(k *Kind, namespace, name string) *Object {
 
 // A Write says how to write an object.
 type Write struct {
-	Manager string // manager of the fields; empty: the fields get no manager
-	Status  bool   // write only the status; otherwise write everything else
-	DryRun  bool   // do everything except the write
-	Force   bool   // for an apply: take fields away from other managers
+	Manager string // manager of the written fields; "": none
+	Status  bool   // write only the status; otherwise, all but the status
+	DryRun  bool   // do everything but the write
+	Force   bool   // for an apply: take fields from other managers
 }
 
 // Kinds returns the kinds that the cluster serves.
@@ -103,8 +103,8 @@ func (s *Store) Kinds() []*Kind {
 	return slices.Clone(s.kinds)
 }
 
-// Served returns the kinds of which the API takes objects. After Bare these have JobSet and
-// Kueue only when their definitions exist.
+// Served returns the kinds of objects that the API accepts. After Bare, JobSet and Kueue
+// are among them only once their definitions exist.
 func (s *Store) Served() []*Kind {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,15 +113,14 @@ func (s *Store) Served() []*Kind {
 	})
 }
 
-// Bare makes the cluster one in which nobody has installed JobSet and Kueue yet.
+// Bare makes the cluster one without JobSet and Kueue.
 func (s *Store) Bare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bare = true
 }
 
-// Find returns the kind with this group, version and plural name. It returns nil if there
-// is none.
+// Find returns the kind with this group, version and plural name, or nil.
 func (s *Store) Find(group, version, plural string) *Kind {
 	for _, k := range s.Served() {
 		if k.Group == group && k.Plural == plural && k.Serves(version) {
@@ -131,7 +130,7 @@ func (s *Store) Find(group, version, plural string) *Kind {
 	return nil
 }
 
-// serveCRD makes the kinds in a resource definition known.
+// serveCRD adds the kinds of a resource definition.
 func (s *Store) serveCRD(o *Object) {
 	names, _, _ := unstructured.NestedMap(o.Object, "spec", "names")
 	group, _, _ := unstructured.NestedString(o.Object, "spec", "group")
@@ -161,7 +160,7 @@ func (s *Store) serveCRD(o *Object) {
 
 func keyOf(namespace, name string) string { return namespace + "/" + name }
 
-// Get returns an object. If there is none, it returns the error of the API.
+// Get returns an object, or the error of the API if there is none.
 func (s *Store) Get(k *Kind, namespace, name string) (*Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,8 +175,8 @@ func (s *Store) get(k *Kind, namespace, name string) (*Object, error) {
 	return o, nil
 }
 
-// List returns the objects of a namespace, sorted by namespace and name. If namespace is
-// empty, it returns those of all namespaces. It also returns the version of the list.
+// List returns the objects of a namespace, or of all if it is "", sorted by namespace and
+// name. It also returns the version of the list.
 func (s *Store) List(k *Kind, namespace string) ([]*Object, uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,8 +189,8 @@ func (s *Store) List(k *Kind, namespace string) ([]*Object, uint64) {
 	return list, s.version
 }
 
-// Since returns the events after a version. It also returns a channel that is closed at the
-// next change. ok is false if the store has forgotten some of the events.
+// Since returns the events after a version, and a channel that is closed at the next
+// change. ok is false if the store has forgotten some of these events.
 func (s *Store) Since(version uint64) (events []Event, changed <-chan struct{}, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,21 +201,21 @@ func (s *Store) Since(version uint64) (events []Event, changed <-chan struct{}, 
 	return s.events[i:len(s.events):len(s.events)], s.changed, true
 }
 
-// Version returns the current version.
+// Version returns the version of the newest change.
 func (s *Store) Version() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.version
 }
 
-// Compact forgets all events, as etcd's compaction does.
+// Compact forgets all events, as a compaction of etcd does.
 func (s *Store) Compact() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.events, s.oldest = nil, s.version
 }
 
-// record stores a new state of an object. o is nil if the object is gone. The caller holds
+// record stores a new state of an object, or nil if the object is gone. The caller holds
 // mu.
 func (s *Store) record(k *Kind, old, o *Object) *Object {
 	s.version++
@@ -253,7 +252,7 @@ func (s *Store) record(k *Kind, old, o *Object) *Object {
 	return e.Object
 }
 
-// Create stores a new object. The store keeps o, so the caller must not change it
+// Create stores a new object. The store keeps o, so the caller must not change o
 // afterwards.
 func (s *Store) Create(k *Kind, namespace string, o *Object, w Write) (*Object, error) {
 	s.mu.Lock()
@@ -330,8 +329,7 @@ func (s *Store) checkNamespace(k *Kind, namespace string, o *Object) error {
 
 func (s *Store) time() metav1.Time { return metav1.NewTime(s.now().Truncate(time.Second)) }
 
-// Change copies an object and calls change with the copy. Then it stores what change
-// returns.
+// Change calls change with a copy of an object and stores the copy afterwards.
 func (s *Store) Change(k *Kind, namespace, name string, w Write, change func(*Object) error) (*Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -385,7 +383,7 @@ func (s *Store) replace(k *Kind, old, o *Object, w Write) (*Object, error) {
 	return s.record(k, old, o), nil
 }
 
-// A write may not change some fields. keepUnwritten copies these from old.
+// keepUnwritten copies from old the fields that a write may not change.
 func (s *Store) keepUnwritten(k *Kind, old, o *Object, w Write) {
 	if k.Status && w.Status {
 		status, managed := o.Object["status"], o.GetManagedFields()
@@ -418,7 +416,7 @@ func (s *Store) keepUnwritten(k *Kind, old, o *Object, w Write) {
 	}
 }
 
-// An object is being deleted. isOver reports whether it waits only for its finalizers.
+// isOver reports whether an object that is being deleted waits only for its finalizers.
 func isOver(k *Kind, o *Object) bool {
 	if k == Pods {
 		grace := o.GetDeletionGracePeriodSeconds()
@@ -429,16 +427,15 @@ func isOver(k *Kind, o *Object) bool {
 
 // A Removal says how to delete an object.
 type Removal struct {
-	Grace       *int64 // in seconds; nil means the grace period of the object
+	Grace       *int64 // in seconds; nil: the grace period of the object
 	Propagation metav1.DeletionPropagation
-	UID         string // if not empty, the object must have this UID
-	Version     string // if not empty, the object must have this version
+	UID         string // if not "", the object must have this UID
+	Version     string // if not "", the object must have this version
 	DryRun      bool
 }
 
-// Remove begins to delete an object. If nothing waits for the object, Remove deletes it at
-// once, and gone is true. It returns the last state of an object that is gone, or the
-// present state of one that is not.
+// Remove begins to delete an object. If nothing delays that, Remove deletes it at once, and
+// gone is true. It returns the object as it is now, or as it was last.
 func (s *Store) Remove(k *Kind, namespace, name string, r Removal) (o *Object, gone bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -468,7 +465,7 @@ func (s *Store) Remove(k *Kind, namespace, name string, r Removal) (o *Object, g
 		grace = graceOf(old, r.Grace)
 	}
 	if before := o.GetDeletionGracePeriodSeconds(); before != nil && *before < grace {
-		grace = *before // a later request can only shorten it
+		grace = *before // a later request can only shorten the period
 	}
 	if o.GetDeletionTimestamp() == nil || k == Pods {
 		at := metav1.NewTime(s.time().Add(time.Duration(grace) * time.Second))
@@ -503,8 +500,7 @@ func (r Removal) check(k *Kind, old *Object) error {
 	return nil
 }
 
-// graceOf returns how many seconds a pod gets to end. This is 0 if no node has the pod, or
-// if the pod has ended.
+// graceOf returns how many seconds a pod gets to end: 0 if it has no node or has ended.
 func graceOf(pod *Object, asked *int64) int64 {
 	node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName")
 	phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
@@ -548,7 +544,7 @@ func (s *Store) Apply(k *Kind, namespace, name string, patch *Object, w Write) (
 	if err != nil {
 		return nil, false, err
 	}
-	w.Manager = "" // the fields already have their managers
+	w.Manager = "" // the fields have their managers already
 	if old == nil {
 		o, err = s.create(k, namespace, o, w)
 		return o, true, err
@@ -583,7 +579,7 @@ func metadataOf(o *Object) map[string]any {
 	return m
 }
 
-// KindOf returns the kind of an object. It returns nil if the store does not know it.
+// KindOf returns the kind of an object, or nil if the store does not know it.
 func (s *Store) KindOf(gk schema.GroupKind) *Kind {
 	for _, k := range s.Kinds() {
 		if k.GroupKind() == gk {
@@ -593,7 +589,7 @@ func (s *Store) KindOf(gk schema.GroupKind) *Kind {
 	return nil
 }
 
-// Forget removes an object and ignores its finalizers.
+// Forget removes an object despite its finalizers.
 func (s *Store) Forget(k *Kind, namespace, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -602,8 +598,8 @@ func (s *Store) Forget(k *Kind, namespace, name string) {
 	}
 }
 
-// WasNode reports whether a node with this name has been deleted. If a new one has been
-// made since, it returns false.
+// WasNode reports whether a node with this name has been deleted, and no new one has been
+// made since.
 func (s *Store) WasNode(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

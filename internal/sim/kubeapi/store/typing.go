@@ -18,7 +18,7 @@ import (
 //go:embed lists.yaml
 var lists string
 
-// typing records who manages which field. It uses the library of the API server.
+// typing records which manager owns which field, with the library of the API server.
 type typing struct{ parser *typed.Parser }
 
 func newTyping() (*typing, error) {
@@ -51,8 +51,7 @@ func (t *typing) manager(k *Kind, status bool) (*managedfields.FieldManager, err
 	return managedfields.NewDefaultCRDFieldManager(converter{t.parser.Type(name)}, unconverted{}, undefaulted{}, creater{}, gv.WithKind(k.Kind), gv, sub, nil)
 }
 
-// update is for a write that is not an apply. It returns o with the managers of its fields
-// after the write.
+// update returns o with the managers of its fields after a write that is not an apply.
 func (t *typing) update(k *Kind, w Write, old, o *Object) (*Object, error) {
 	m, err := t.manager(k, w.Status)
 	if err != nil {
@@ -69,7 +68,7 @@ func (t *typing) update(k *Kind, w Write, old, o *Object) (*Object, error) {
 	return made.(*Object), nil
 }
 
-// apply merges patch into old. old is nil if the object does not exist.
+// apply merges patch into old, which is nil if the object does not exist.
 func (t *typing) apply(k *Kind, w Write, old, patch *Object) (*Object, error) {
 	m, err := t.manager(k, w.Status)
 	if err != nil {

@@ -23,7 +23,7 @@ func (k *Kind) FromStored(version string, o *Object) *Object {
 	return o
 }
 
-// renamed has the fields of Kueue whose name in v1beta2 differs from the name in v1beta1.
+// renamed has the fields of Kueue with different names in v1beta1 and v1beta2.
 var renamed = map[string][][3]string{ // by kind: part of the object, old name, new name
 	"ClusterQueue": {{"spec", "cohort", "cohortName"}},
 	"Cohort":       {{"spec", "parent", "parentName"}},
