@@ -12,9 +12,8 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// The fabric is the network between the machines, and the file system that has their disks.
-// Both are in namespaces that only one thread of this process has entered. So they vanish
-// with the process.
+// The fabric is the network between the machines, and the file system with their disks.
+// Only one thread of this process is in their namespaces, so they vanish with the process.
 type fabric struct {
 	*worker.Thread
 	ip   string   // ip(8)
@@ -52,7 +51,7 @@ func (f *fabric) close() error {
 		if f.uplink == nil {
 			return nil
 		}
-		// The kernel removes a namespace only some time later, so remove the link now.
+		// The kernel removes a namespace only some time later. So remove the link now.
 		return f.batch("link del up0")
 	})
 	f.End()
@@ -97,8 +96,8 @@ func runIP(ip string, lines ...string) error {
 	return nil
 }
 
-// connect gives the process pid an interface on the network of spec. It returns the name of
-// the peer of the interface. It must run on the thread of the fabric.
+// connect gives the process pid an interface on the network of spec, and returns the name
+// of its peer. It must run on the fabric's thread.
 func (f *fabric) connect(pid int, spec worker.Spec) (peer string, err error) {
 	n, err := f.network(spec)
 	if err != nil {
@@ -115,16 +114,16 @@ func (f *fabric) connect(pid int, spec worker.Spec) (peer string, err error) {
 	return peer, err
 }
 
-// disconnect removes an interface at once. The kernel would remove it only some time after
-// its namespace has ended.
+// disconnect removes an interface at once. The kernel would do so only some time after the
+// end of its namespace.
 func (f *fabric) disconnect(peer string) {
 	if peer != "" {
-		_ = f.batch("link del " + peer) // it may be gone already
+		_ = f.batch("link del " + peer) // it may have gone
 	}
 }
 
-// network creates the bridge of a network if it is missing, and the router's addresses on
-// the bridge.
+// network creates the bridge of a network, if it is missing, and the router's addresses on
+// it.
 func (f *fabric) network(spec worker.Spec) (*fabricNetwork, error) {
 	n := f.networks[spec.Network]
 	var lines []string
@@ -134,7 +133,7 @@ func (f *fabric) network(spec worker.Spec) (*fabricNetwork, error) {
 		lines = append(lines,
 			fmt.Sprintf("link add %s type bridge", n.bridge),
 			fmt.Sprintf("link set %s up", n.bridge),
-			// Packets from a network are routed within that network only.
+			// Route packets from a network only within that network.
 			fmt.Sprintf("rule add iif %s lookup %d", n.bridge, n.table),
 			fmt.Sprintf("route add unreachable default table %d", n.table),
 		)

@@ -26,7 +26,7 @@ import (
 // The code of this file and of guestroot_linux.go runs as process 1 of a machine of the
 // netns backend.
 
-// initName is argument 0 of process 1. From this name, the program knows that it is process
+// initName is argument 0 of process 1. By this name, the program knows that it is process
 // 1, and the simulator finds machines that were left.
 const initName = "multihost-worker-init"
 
@@ -48,7 +48,7 @@ type guestRequest struct {
 type bootRequest struct {
 	Disk        string            // directory that survives reboots
 	Tools       map[string]string // paths by name
-	SSHD        []string          // further lines for sshd_config
+	SSHD        []string          // more lines for sshd_config
 	Hostname    string
 	Interface   string
 	IP, Gateway string
@@ -62,9 +62,9 @@ type bootRequest struct {
 	guestFaults
 }
 
-// guestFaults are the faults that are simulated inside the machine.
+// guestFaults are the faults simulated inside the machine.
 type guestFaults struct {
-	Troubles []worker.Fault // the faults whose kind is in inGuest
+	Troubles []worker.Fault // faults of the kinds in inGuest
 	Missing  []string
 	Denied   []string
 	SlowExec float64           // seconds
@@ -74,10 +74,10 @@ type guestFaults struct {
 // A guestReply is the line that answers a request.
 type guestReply struct {
 	Error string `json:",omitempty"`
-	Busy  bool   `json:",omitempty"` // the shutdown script is still running
+	Busy  bool   `json:",omitempty"` // the shutdown script still runs
 }
 
-// A guestScript is a script of the metadata that root runs. Its text may be empty.
+// A guestScript is a script of the metadata for root. Its text may be empty.
 type guestScript struct {
 	name string
 	text []byte
@@ -86,15 +86,15 @@ type guestScript struct {
 func initArgs(root, hostname string) []string { return []string{initName, root, hostname} }
 
 // If the netns backend has started this program as process 1 of a machine, MaybeInit does
-// the work of process 1. When the machine is no longer needed, MaybeInit returns true, and
-// the program must exit. Programs that use New must call it before anything else, with
-// os.Args. This also holds for tests.
+// the work of process 1. It returns true when the machine is no longer needed; the program
+// must then exit. Programs that use New, tests included, must call it before anything else,
+// with os.Args.
 func MaybeInit(args []string) (handled bool) {
 	if len(args) == 0 || args[0] != initName || os.Getpid() != 1 {
 		return false
 	}
-	// All processes that this thread starts inherit the state of the thread, such as
-	// dropped capabilities.
+	// All processes that this thread starts inherit its state, such as dropped
+	// capabilities.
 	runtime.LockOSThread()
 	p := &process1{
 		waiting: make(map[int]chan syscall.WaitStatus),
@@ -106,24 +106,24 @@ func MaybeInit(args []string) (handled bool) {
 	return true
 }
 
-// process1 is the first process of a machine. It starts the other processes and collects
-// those that have ended. It carries out the simulator's requests.
+// process1 is the first process of a machine. It starts the others, collects those that
+// have ended, and carries out the simulator's requests.
 type process1 struct {
 	boot    bootRequest
 	replies *json.Encoder
-	sshd    int // process id; 0 while it does not run
+	sshd    int // process id, or 0
 	refuser int
-	missing []string // names that are now missing
+	missing []string // names of missing settings
 	denied  []string
 
-	troubles  []worker.Fault // faults that are now active
+	troubles  []worker.Fault // active faults
 	readOnly  bool           // /home is read-only
 	smallDisk bool           // /home is a small disk
 	smallTmp  bool
 
 	scripts chan guestScript
-	ending  chan struct{} // closed when the shutdown script has ended; nil before it was requested
-	died    chan int      // process ids of daemons that have ended
+	ending  chan struct{} // closed when the shutdown script has ended; nil before its request
+	died    chan int      // process ids of ended daemons
 
 	mu      sync.Mutex
 	waiting map[int]chan syscall.WaitStatus // guarded by mu
@@ -132,7 +132,7 @@ type process1 struct {
 // serve handles requests until the simulator closes its end or dies.
 func (p *process1) serve(from io.Reader) {
 	// Without handlers these signals would end process 1 and the machine. If process 1
-	// ignored them, everything on the machine would ignore them.
+	// ignored them, everything on the machine would.
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals, syscall.SIGCHLD, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
 	go p.reap(signals)
@@ -193,7 +193,7 @@ func (p *process1) do(req guestRequest) error {
 	case "faults":
 		return p.setFaults(*req.Faults)
 	case "kill":
-		// Send the signal to all processes except process 1.
+		// To all processes except process 1.
 		if err := unix.Kill(-1, syscall.Signal(req.Signal)); err != nil && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
@@ -216,7 +216,7 @@ func (p *process1) do(req guestRequest) error {
 	return fmt.Errorf("unknown request %q", req.Op)
 }
 
-// reap collects processes that have ended. This includes orphans.
+// reap collects ended processes, including orphans.
 func (p *process1) reap(signals <-chan os.Signal) {
 	for sig := range signals {
 		if sig != syscall.SIGCHLD {
@@ -242,8 +242,8 @@ func (p *process1) reap(signals <-chan os.Signal) {
 	}
 }
 
-// spawn starts a program. The program's output goes to a file. It must be called on the
-// locked thread. The returned channel receives the status.
+// spawn starts a program with its output in a file. It must be called on the locked thread.
+// The channel receives the status.
 func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.WaitStatus, error) {
 	out, err := os.OpenFile(output, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
 	if err != nil {
@@ -256,7 +256,7 @@ func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.Wai
 	}
 	defer in.Close()
 	done := make(chan syscall.WaitStatus, 1)
-	// Hold the lock until the process is registered. Otherwise reap might miss it.
+	// Hold the lock until the process is registered: otherwise reap might miss it.
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
@@ -271,7 +271,7 @@ func (p *process1) spawn(output string, argv ...string) (int, <-chan syscall.Wai
 	return pid, done, nil
 }
 
-// run runs a program until it ends. Its error contains the program's output.
+// run runs a program to its end. Its error has the program's output.
 func (p *process1) run(argv ...string) error {
 	output := filepath.Join("/run", filepath.Base(argv[0])+".out")
 	defer os.Remove(output)
@@ -305,7 +305,7 @@ func (p *process1) bootUp() error {
 		return fmt.Errorf("set host name: %w", err)
 	}
 	syscall.Umask(0o022)
-	// This is the limit of Ubuntu. The simulator may have raised its own.
+	// The limit of Ubuntu. The simulator may have raised its own.
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil {
 		limit.Max = min(limit.Max, 1<<20)
@@ -393,7 +393,7 @@ func listens(port int) bool {
 	return false
 }
 
-// fetchScript gets a script from the metadata server. Then serve runs it.
+// fetchScript gets a script from the metadata server, for serve to run.
 func (p *process1) fetchScript(name string) {
 	text, err := metadataAttribute(name)
 	if err != nil {
@@ -402,7 +402,7 @@ func (p *process1) fetchScript(name string) {
 	p.scripts <- guestScript{name, text}
 }
 
-// metadataAttribute returns a value of the metadata, or nothing if it does not exist.
+// metadataAttribute returns a value of the metadata, or nothing if there is none.
 func metadataAttribute(name string) ([]byte, error) {
 	req, err := http.NewRequest(http.MethodGet, "http://"+metadataAddr+"/computeMetadata/v1/instance/attributes/"+name, nil)
 	if err != nil {
@@ -455,7 +455,7 @@ func (p *process1) startScript(s guestScript) (<-chan syscall.WaitStatus, error)
 	return done, err
 }
 
-// setFaults replaces the faults that are active inside the machine by f.
+// setFaults replaces the active faults inside the machine by f.
 func (p *process1) setFaults(f guestFaults) error {
 	if err := p.setTroubles(f.Troubles); err != nil {
 		return err
@@ -477,7 +477,7 @@ func (p *process1) setFaults(f guestFaults) error {
 			if pid == old {
 				break
 			}
-			p.refuser = 0 // there is no other
+			p.refuser = 0 // the only other daemon
 		}
 		if err := p.startSSHD(); err != nil {
 			return err
@@ -509,8 +509,8 @@ func (p *process1) setFaults(f guestFaults) error {
 	return nil
 }
 
-// root of a machine could change something outside of the machine with some capabilities.
-// dropCapabilities drops these for all processes that start from now on.
+// dropCapabilities drops the capabilities with which root of a machine could change
+// something outside of the machine, for all processes started from now on.
 func dropCapabilities() error {
 	for _, c := range []uintptr{
 		unix.CAP_SYS_ADMIN, unix.CAP_SYS_MODULE, unix.CAP_SYS_RAWIO, unix.CAP_SYS_TIME, unix.CAP_MKNOD, unix.CAP_SYSLOG,
@@ -518,7 +518,7 @@ func dropCapabilities() error {
 		unix.CAP_LINUX_IMMUTABLE, unix.CAP_CHECKPOINT_RESTORE, unix.CAP_AUDIT_CONTROL, unix.CAP_AUDIT_READ, unix.CAP_SYS_PACCT,
 	} {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the kernel does not have this capability
+		if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the kernel lacks this capability
 			return err
 		}
 	}

@@ -30,13 +30,13 @@ func moduleParameters() map[string]string {
 	return map[string]string{"/sys/module/tcp_cubic/parameters/hystart_detect": "3"}
 }
 
-// enterRoot creates the machine's file system and enters it. The mount namespace must
-// belong to the machine.
+// enterRoot creates the machine's file system and enters it. The mount namespace must be
+// the machine's.
 func enterRoot(b bootRequest) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// With relative names, the options of the overlay contain no commas and colons.
+	// Relative names keep commas and colons out of the overlay's options.
 	if err := os.Chdir(b.Disk); err != nil {
 		return err
 	}
@@ -122,8 +122,8 @@ func bind(source, target string) error {
 	return nil
 }
 
-// bindReadOnly makes a file or directory read-only in place. It does not affect what is
-// mounted below it.
+// bindReadOnly makes a file or directory read-only in place, but not what is mounted below
+// it.
 func bindReadOnly(path string) error {
 	if err := bind(path, path); err != nil {
 		return err
@@ -138,8 +138,8 @@ func remountReadOnly(path string) error {
 	return nil
 }
 
-// mountProc mounts /proc. Only the settings of the network namespace are writable, because
-// the others belong to the real machine.
+// mountProc mounts /proc. Only the settings of the network namespace are writable: the
+// others are the real machine's.
 func mountProc(root string, _ bootRequest) error {
 	if err := mountAt(root, "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -172,8 +172,8 @@ func mountProc(root string, _ bootRequest) error {
 	return nil
 }
 
-// mountSys mounts /sys, which shows the interfaces of the network namespace. It is
-// read-only except for the module parameters of the machine.
+// mountSys mounts /sys with the interfaces of the network namespace. Only the machine's
+// module parameters are writable.
 func mountSys(root string, _ bootRequest) error {
 	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RDONLY)
 	if err := mountAt(root, "/sys", "sysfs", flags, ""); err != nil {
@@ -245,11 +245,11 @@ func makeDevice(path string, major, minor uint32) error {
 	return os.Chmod(path, 0o666) // regardless of the umask
 }
 
-// makeStandIn makes a character device. As on a TPU VM, anybody can open it. It discards
-// what is written to it.
+// makeStandIn makes a character device. As on a TPU VM, anybody can open it. It drops what
+// is written to it.
 func makeStandIn(path string) error { return makeDevice(path, 1, 3) }
 
-// mountPrivate covers directories of the real machine that a machine must not see. It also
+// mountPrivate covers directories of the real machine that a machine must not see, and
 // mounts the directories that a boot empties.
 func mountPrivate(root string, _ bootRequest) error {
 	for target, source := range map[string]string{"/home": "home", "/root": "root", "/var/tmp": "vartmp"} {
@@ -273,8 +273,7 @@ func mountPrivate(root string, _ bootRequest) error {
 	return nil
 }
 
-// writeEtc writes the configuration of a machine. It keeps users that an earlier boot
-// created.
+// writeEtc writes the configuration of a machine. Users of an earlier boot stay.
 func writeEtc(b bootRequest) error {
 	if _, err := os.Stat(keysDir); errors.Is(err, fs.ErrNotExist) {
 		if err := writeAccounts(); err != nil {
@@ -317,7 +316,7 @@ func writeEtc(b bootRequest) error {
 	return nil
 }
 
-// hosts returns the text of /etc/hosts. It replaces the DNS of the network.
+// hosts returns the text of /etc/hosts, which replaces the network's DNS.
 func (b bootRequest) hosts() string {
 	text := "127.0.0.1 localhost\n" + b.IP + " " + b.Hostname + "\n" + metadataAddr + " metadata.google.internal metadata\n"
 	for _, name := range slices.Sorted(maps.Keys(b.Hosts)) {
@@ -328,7 +327,7 @@ func (b bootRequest) hosts() string {
 	return text
 }
 
-// replaceFile replaces a file by a new one. The file may be a link to somewhere else.
+// replaceFile replaces a file by a new one, even if it is a link to somewhere else.
 func replaceFile(path, text string, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -390,7 +389,7 @@ func writeAccounts() error {
 	return replaceFile("/etc/shadow", shadow.String(), 0o640)
 }
 
-// setLogins creates the users in keys. Afterwards they have only the keys that are there.
+// setLogins creates the users in keys, with exactly these keys.
 func setLogins(keys map[string][]string) error {
 	names, err := os.ReadDir(keysDir)
 	if err != nil {
@@ -414,7 +413,7 @@ func setLogins(keys map[string][]string) error {
 	return nil
 }
 
-// addUser creates a user as the guest agent does: in the group whose members may use sudo
+// addUser creates a user, as the guest agent does, in the group whose members may use sudo
 // without a password. It does not change an existing user.
 func addUser(login string) error {
 	passwd, err := os.ReadFile("/etc/passwd")
@@ -497,8 +496,7 @@ func writeSudoers(refuse bool) error {
 	return replaceFile(sudoers, text, 0o440)
 }
 
-// writeSSHRC delays the start of every command, because sshd runs this file before each
-// command.
+// writeSSHRC delays the start of every command: sshd runs this file before each.
 func writeSSHRC(seconds float64) error {
 	const path = "/etc/ssh/sshrc"
 	if seconds > 0 {
@@ -514,7 +512,7 @@ func hostKeyPath(kind string) string {
 	return map[string]string{"ssh-ed25519": "/etc/ssh/ssh_host_ed25519_key", "ecdsa-sha2-nistp256": "/etc/ssh/ssh_host_ecdsa_key"}[kind]
 }
 
-// writeHostKeys writes the host keys. It reports whether they have changed.
+// writeHostKeys writes the host keys, and reports whether they have changed.
 func writeHostKeys(keys map[string]string) (changed bool, err error) {
 	for kind, text := range keys {
 		path := hostKeyPath(kind)
@@ -545,7 +543,7 @@ func makeMissing(name string) error {
 		return os.Remove(name)
 	}
 	if _, err := os.Stat(cubicModule); err != nil {
-		return nil // it is already missing
+		return nil // already missing
 	}
 	return mountAt("/", cubicModule, "tmpfs", unix.MS_RDONLY, "mode=0755")
 }
@@ -568,8 +566,7 @@ func deniedPath(name string) string {
 	return "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
 }
 
-// canDeny returns an error for a setting that has no file, because only a file can be made
-// read-only.
+// canDeny returns an error for a setting without a file: only a file can be made read-only.
 func canDeny(name string) error {
 	path := deniedPath(name)
 	if strings.HasPrefix(path, "/proc/sys/net/") || strings.HasPrefix(path, "/sys/module/") {

@@ -15,10 +15,9 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// This file implements the faults of a machine's disks, clock, start-up files and login
-// shell. For each fault, a function sets it. Without a fault, the function undoes it. If
-// the fault was never set, undoing it does nothing. Files survive a reboot, so an earlier
-// boot may have set the fault.
+// The faults of a machine's disks, clock, start-up files and login shell. For each one, a
+// function sets it or, without a fault, undoes it. Files survive a reboot, so an earlier
+// boot may have set the fault. Undoing a fault that was never set does nothing.
 
 // inGuest reports whether faults of this kind are simulated inside the machine.
 func inGuest(k worker.FaultKind) bool {
@@ -29,8 +28,8 @@ func inGuest(k worker.FaultKind) bool {
 	return false
 }
 
-// setTroubles makes the inGuest faults in want active. It does not touch an unchanged
-// fault: to set a disk fault again would lose what was written to the disk.
+// setTroubles makes the inGuest faults in want active. It does not touch an unchanged one:
+// setting a disk fault again would lose what was written to the disk.
 func (p *process1) setTroubles(want []worker.Fault) error {
 	find := func(all []worker.Fault, kind worker.FaultKind) *worker.Fault {
 		for i, f := range all {
@@ -44,7 +43,7 @@ func (p *process1) setTroubles(want []worker.Fault) error {
 		kind worker.FaultKind
 		set  func(*worker.Fault) error
 	}
-	// The other faults write to homes. So read-only homes are undone first and set last.
+	// The other faults write to homes, so read-only homes are undone first and set last.
 	readOnly := trouble{worker.ReadOnly, p.setReadOnly}
 	all := []trouble{
 		{worker.NoSudo, setSudo}, {worker.DiskSpace, p.setDiskSpace}, {worker.Clock, setClock},
@@ -66,8 +65,8 @@ func (p *process1) setTroubles(want []worker.Fault) error {
 	return nil
 }
 
-// setLogins creates the logins in keys. It applies the login faults to new logins.
-// Meanwhile it undoes the disk faults of homes.
+// setLogins creates the logins in keys, and applies the login faults to new ones. Meanwhile
+// it undoes the disk faults of homes.
 func (p *process1) setLogins(keys map[string][]string) error {
 	fresh := false
 	for login := range keys {
@@ -101,7 +100,7 @@ func (p *process1) setLogins(keys map[string][]string) error {
 	return p.setTroubles(troubles)
 }
 
-// hidden returns the path to which a file moves while a fault replaces it.
+// hidden returns where a file is while a fault replaces it.
 func hidden(path string) string { return path + ".without-fault" }
 
 // stashFile replaces a file by text and keeps the original.
@@ -225,12 +224,11 @@ func (p *process1) setDiskSpace(f *worker.Fault) error {
 	return bind(disk, "/home")
 }
 
-// tmpfsSize returns the mount option for a size. It is never 0, which would mean no
-// limit.
+// tmpfsSize returns the mount option for a size, never 0, which would mean no limit.
 func tmpfsSize(bytes int64) string { return "size=" + strconv.FormatInt(max(bytes, 1), 10) }
 
-// setClock changes the clock for every program of a login. It does not change it for all
-// programs of the machine, because sshd does not work with the library.
+// setClock changes the clock for programs of logins, not for the whole machine: sshd does
+// not work with the library.
 func setClock(f *worker.Fault) error {
 	var text string
 	if f != nil {
@@ -281,7 +279,7 @@ func setStartup(f *worker.Fault) error {
 }
 
 const (
-	bannerFile = "/etc/ssh/banner" // sshd shows it if it exists
+	bannerFile = "/etc/ssh/banner" // sshd shows this file if it exists
 	motdFile   = "/etc/motd"
 )
 

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// loginEnv is the environment of a program that starts without a login.
+// loginEnv is the environment of a program without a login.
 var loginEnv = []string{"HOME=/root", "USER=root", "LOGNAME=root", "SHELL=/bin/bash", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}
 
 // inDir changes the directory and then runs the rest of its arguments.
@@ -61,14 +61,14 @@ func (m *netnsMachine) Launch(p worker.Program) (worker.Launched, error) {
 	return l, nil
 }
 
-// entered is a program that nsenter has started on a machine. nsenter waits until it ends,
+// entered is a program that nsenter has started on a machine. nsenter waits for its end,
 // and ends in the same way.
 type entered struct {
 	worker.Launched
-	pid int // of nsenter
+	pid int // process id of nsenter
 }
 
-// Signal implements worker.Launched. It sends the signal to the child of nsenter.
+// Signal implements worker.Launched. It sends the signal to nsenter's child.
 func (l *entered) Signal(sig syscall.Signal) error {
 	children, err := os.ReadFile(worker.ProcPath(l.pid, "task/"+strconv.Itoa(l.pid)+"/children"))
 	if err != nil {
@@ -82,8 +82,7 @@ func (l *entered) Signal(sig syscall.Signal) error {
 	return l.Launched.Signal(sig) // nsenter has not started the program yet
 }
 
-// place copies a program of this machine to a path on the worker. If it is there already,
-// place does nothing.
+// place copies a program of this machine to a path on the worker, unless it is there.
 func (m *netnsMachine) place(file, path string) error {
 	to := filepath.Join(m.Root(), path)
 	if _, err := os.Stat(to); err == nil {

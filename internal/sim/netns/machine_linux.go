@@ -39,7 +39,7 @@ const (
 	// bootLimit limits one boot, which takes a tenth of a second on an idle machine.
 	bootLimit = 60 * time.Second
 
-	// keysEvery is how often a machine checks for new keys while nobody connects to Addr.
+	// keysEvery is how often a machine looks for new keys while nobody connects to Addr.
 	keysEvery = 2 * time.Second
 )
 
@@ -52,9 +52,9 @@ type netnsMachine struct {
 	addr string
 	port int
 
-	reboots sync.Mutex // one boot at a time
+	reboots sync.Mutex // held during a boot, so that there is one at a time
 
-	// The fields that mu guards survive a reboot.
+	// The fields guarded by mu survive a reboot.
 	hostKeys map[string]hostKey // by type
 	missing  []string
 	denied   []string
@@ -162,7 +162,7 @@ func (m *netnsMachine) inside(f func() error) error {
 	return worker.InNetwork(g.network, f)
 }
 
-// begin boots a new machine. Then it accepts connections.
+// begin boots a new machine, which then accepts connections.
 func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	for _, f := range m.Spec.Faults {
 		if f.Kind == worker.Reboot || f.Kind == worker.Kill {
@@ -195,7 +195,7 @@ func (m *netnsMachine) begin(ctx context.Context, ln *net.TCPListener) error {
 	return nil
 }
 
-// boot starts the guest. It returns when the guest is up. The caller holds m.reboots.
+// boot starts the guest, and returns when it is up. The caller holds m.reboots.
 func (m *netnsMachine) boot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bootLimit, fmt.Errorf("boot did not end within %v", bootLimit))
 	defer cancel()
@@ -249,8 +249,7 @@ func (m *netnsMachine) boot(ctx context.Context) error {
 	return nil
 }
 
-// guestFaults returns the faults that are simulated inside the machine. The caller holds
-// m.mu.
+// guestFaults returns the faults to simulate inside the machine. The caller holds m.mu.
 func (m *netnsMachine) guestFaults() guestFaults {
 	f := guestFaults{
 		Missing: m.missing, Denied: m.denied,
@@ -267,7 +266,7 @@ func (m *netnsMachine) guestFaults() guestFaults {
 	return f
 }
 
-// keys returns the authorized keys of each login that the metadata has now.
+// keys returns each login's authorized keys that the metadata has now.
 func (m *netnsMachine) keys() map[string][]string {
 	keys := make(map[string][]string)
 	if m.Spec.AuthorizedKeys == nil {
@@ -296,7 +295,7 @@ func (m *netnsMachine) watchKeys() {
 			return
 		case <-tick.C:
 			if g, err := m.running(); err == nil {
-				_ = g.syncKeys(m.keys()) // the guest is gone, or the next tick tries again
+				_ = g.syncKeys(m.keys()) // the guest has gone, or the next tick tries again
 			}
 		}
 	}
@@ -316,7 +315,7 @@ func (m *netnsMachine) watch(g *guest) {
 	if !own {
 		return
 	}
-	_ = m.Reconcile() // it only closes
+	_ = m.Reconcile() // only closes something
 	m.ResetConnections()
 	if m.halt(g) == nil && m.boot(m.Ctx) == nil {
 		m.serveAgain()
@@ -328,7 +327,7 @@ func (m *netnsMachine) serveAgain() {
 	m.Mu.Lock()
 	m.Booting = false
 	m.Mu.Unlock()
-	_ = m.Reconcile() // cannot fail, because nothing else takes the machine's own address
+	_ = m.Reconcile() // cannot fail: nothing else takes the machine's own address
 }
 
 // halt ends a guest and everything in it.
@@ -354,7 +353,7 @@ func (m *netnsMachine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down. It boots the machine again after downtime.
+// reboot takes the machine down, and boots it again after downtime.
 func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
@@ -375,7 +374,7 @@ func (m *netnsMachine) reboot(ctx context.Context, downtime time.Duration) error
 	if err != nil {
 		return err
 	}
-	// Setting the timer also cancels the timer of an earlier reboot.
+	// This also cancels the timer of an earlier reboot.
 	m.After(downtime, "reboot", func() {
 		m.reboots.Lock()
 		defer m.reboots.Unlock()
@@ -398,8 +397,8 @@ func (m *netnsMachine) ShutDown(ctx context.Context, limit time.Duration) error 
 	return m.Stop(ctx)
 }
 
-// shutdown runs the shutdown script for at most limit. If processes still run after that,
-// they end with the guest.
+// shutdown runs the shutdown script for at most limit. Processes that run longer end with
+// the guest.
 func (m *netnsMachine) shutdown(ctx context.Context, limit time.Duration) {
 	g, err := m.running()
 	if err != nil || m.Spec.Metadata == nil {
@@ -431,7 +430,7 @@ func (m *netnsMachine) Stop(ctx context.Context) error {
 	m.Stopped = true
 	m.Mu.Unlock()
 	m.Cancel()
-	_ = m.Reconcile() // it only closes
+	_ = m.Reconcile() // only closes something
 	m.ResetConnections()
 
 	m.reboots.Lock()
@@ -457,8 +456,8 @@ func (m *netnsMachine) Stop(ctx context.Context) error {
 	return nil
 }
 
-// pass creates the users in the metadata on the machine. Then it passes the connection on
-// to sshd.
+// pass creates on the machine the users in the metadata, then passes the connection on to
+// sshd.
 func (m *netnsMachine) pass(c *worker.FaultyConn) {
 	if !c.Pause(m.Slowness("handshake").Duration) {
 		return
@@ -492,8 +491,7 @@ func (m *netnsMachine) pass(c *worker.FaultyConn) {
 	defer out.Close()
 	var copies sync.WaitGroup
 	copies.Go(func() {
-		// Hide the methods of the embedded TCPConn, because they would bypass
-		// worker.FaultyConn.
+		// Hide the methods of the embedded TCPConn, which would bypass worker.FaultyConn.
 		_, err := io.Copy(out, struct{ io.Reader }{c})
 		if err != nil {
 			out.Close()
@@ -599,8 +597,8 @@ func (m *netnsMachine) clearFaults(kind worker.FaultKind) error {
 	return m.Reconcile()
 }
 
-// applyFaults sends the guest the faults that are simulated inside it. If the guest is
-// down, it gets them when it boots.
+// applyFaults sends the guest the faults to simulate inside. A guest that is down gets them
+// at its boot.
 func (m *netnsMachine) applyFaults() error {
 	m.Mu.Lock()
 	g := m.guest
@@ -616,21 +614,21 @@ func (m *netnsMachine) applyFaults() error {
 type guest struct {
 	cmd     *exec.Cmd
 	network *os.File
-	peer    string        // name of the other end of its interface, in the fabric
+	peer    string        // name of its interface's other end, in the fabric
 	ended   chan struct{} // closed when all its processes have ended
 
 	servers []*http.Server
 	serving sync.WaitGroup
 
-	calls   sync.Mutex // one at a time
+	calls   sync.Mutex // held during a call, so that there is one at a time
 	to      *os.File
 	from    *os.File
 	replies *bufio.Reader
-	keys    map[string][]string // the keys that the guest has; nil until it gets the first
+	keys    map[string][]string // the keys that the guest has; nil before the first
 }
 
-// startGuest starts process 1 of a machine, with an interface. The process then waits for
-// its boot request.
+// startGuest starts process 1 of a machine, with an interface. The process waits for its
+// boot request.
 func (m *netnsMachine) startGuest() (*guest, error) {
 	theirIn, to, err := os.Pipe()
 	if err != nil {
@@ -651,8 +649,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 	g.cmd.ExtraFiles = []*os.File{theirIn, theirOut}
 	g.cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWNET,
-		// The kernel sends the signal when the thread that forked ends. This is the
-		// fabric's thread.
+		// The kernel sends the signal at the end of the thread that forked: the fabric's.
 		Pdeathsig: syscall.SIGKILL,
 		Setsid:    true,
 	}
@@ -675,7 +672,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 		return nil, err
 	}
 	go func() {
-		_ = g.cmd.Wait() // usually it was killed
+		_ = g.cmd.Wait() // usually the process was killed
 		close(g.ended)
 	}()
 	if err != nil {
@@ -686,7 +683,7 @@ func (m *netnsMachine) startGuest() (*guest, error) {
 
 func (g *guest) kill() { _ = g.cmd.Process.Kill() }
 
-// close frees what the caller holds for a guest that has ended.
+// close frees what the caller holds for an ended guest.
 func (g *guest) close() {
 	for _, s := range g.servers {
 		s.Close()
@@ -741,8 +738,8 @@ func (g *guest) call(req guestRequest) error {
 	return err
 }
 
-// shutdown makes the guest run its shutdown script, once. It reports whether the script is
-// still running.
+// shutdown makes the guest run its shutdown script, once, and reports whether the script
+// still runs.
 func (g *guest) shutdown() (busy bool, err error) {
 	g.calls.Lock()
 	defer g.calls.Unlock()

@@ -34,7 +34,7 @@ type netnsBackend struct {
 	claims   map[netip.Prefix]io.Closer // networks whose addresses belong to this backend
 }
 
-// toolPackages maps the programs that machines need from the real machine to their Debian
+// toolPackages maps the programs that machines need from the real machine to Debian
 // packages.
 func toolPackages() map[string]string {
 	return map[string]string{
@@ -44,9 +44,9 @@ func toolPackages() map[string]string {
 	}
 }
 
-// Ready says why the netns backend cannot work here: it returns [ErrNotRoot], a
-// [*ToolsError] or another error of the kernel, such as in a container without the rights.
-// It returns nil if it found no reason.
+// Ready returns why the netns backend cannot work here: [ErrNotRoot], a [*ToolsError] or an
+// error of the kernel, such as in a container without the rights. nil means that it found
+// no reason.
 func Ready() error {
 	if _, err := findTools(); err != nil {
 		return err
@@ -89,19 +89,18 @@ func findTools() (map[string]string, error) {
 // backend starts the program again as process 1 of each machine.
 //
 // A machine has its own network, mount, process, UTS and IPC namespaces. It sees the files
-// of the real machine. Above them is a private layer that survives reboots. It has its own
-// /tmp, /run, /home, /root, /dev, users, module parameters and boot id. It uses sshd, ip,
-// sysctl, ethtool and sudo of the real machine. Its process 1 collects processes that have
-// ended. Its interface ens8 is attached to a bridge for its network. A router between the
-// bridges answers as gateway, but does not connect networks. If the metadata has a key for
-// a user, the backend creates the user before it passes a connection on to sshd.
+// of the real machine under a private layer that survives reboots. It has its own /tmp,
+// /run, /home, /root, /dev, users, module parameters and boot id. It uses sshd, ip, sysctl,
+// ethtool and sudo of the real machine. Its process 1 collects ended processes. Its
+// interface ens8 is on a bridge for its network. A router between the bridges answers as
+// gateway, but does not connect networks. If the metadata has a key for a user, the backend
+// creates the user before it passes a connection on to sshd.
 //
 // The caller reaches a machine at Addr, an address of 127.64.0.0/10. There the backend
-// passes bytes on to sshd, and simulates the faults of the transport. A machine's own
-// address ([Internal]) works from other machines of its network. It also works from the
-// real machine, unless that machine has a route of its own to the address. The faults of
-// the transport affect connections to the backend's port. If the backend's port is not 22,
-// they do not affect connections to port 22. If the caller uses Claim, backends that run at
+// passes bytes on to sshd, and simulates the faults of the transport. Other machines of the
+// network reach a machine at its own address ([Internal]). So does the real machine, unless
+// it has another route to that address. The faults of the transport affect connections to
+// the backend's port, which need not be 22. If the caller uses Claim, backends that run at
 // the same time have different addresses.
 //
 // All namespaces, links and mounts belong to a thread of the caller and to the machines'
@@ -110,11 +109,11 @@ func findTools() (map[string]string, error) {
 // machine.
 //
 // A machine sees only the root file system of the real machine, not the mounts below /. It
-// has no programs other than those of the real machine.
+// has no other programs.
 //
-// It does not model: resource limits, NUMA nodes and chips that the real machine does not
-// have, package installation (there is no route to the internet), systemd, time. Root on
-// a machine may not mount, load modules, make device nodes or change the kernel outside
+// It does not model resource limits, NUMA nodes and chips that the real machine does not
+// have, package installation (there is no route to the internet), systemd, and time. Root
+// on a machine may not mount, load modules, make device nodes or change the kernel outside
 // its network namespace.
 func New(cfg Config) (worker.Backend, error) {
 	b, err := newNetns(cfg)
@@ -151,8 +150,8 @@ func newNetns(cfg Config) (*netnsBackend, error) {
 	if err := worker.StartAfresh(); err != nil {
 		return nil, err
 	}
-	// From version 9.8 on, sshd penalises an address that has failed logins. Here all
-	// logins come from one address.
+	// From version 9.8 on, sshd penalises an address with failed logins. Here all logins
+	// come from one address.
 	out, _ := exec.Command(tools["sshd"], "-t", "-o", "PerSourcePenalties=no").CombinedOutput()
 	if !strings.Contains(string(out), "PerSourcePenalties") {
 		b.extraSSHD = append(b.extraSSHD, "PerSourcePenalties no")
@@ -164,7 +163,7 @@ func newNetns(cfg Config) (*netnsBackend, error) {
 }
 
 // disks is the mount point of the file system with the private layers. The real machine
-// sees an empty directory there.
+// sees an empty directory.
 func (b *netnsBackend) disks() string { return filepath.Join(b.cfg.Root, "disks") }
 
 func (b *netnsBackend) Start(ctx context.Context, spec worker.Spec) (worker.Machine, error) {
@@ -219,9 +218,9 @@ func (b *netnsBackend) add(m *netnsMachine) error {
 // claimBits is the prefix length of the networks that a backend claims as a whole.
 const claimBits = 26
 
-// Claim reports whether a machine may have an address. The real machine has only one route
-// to the address, so two backends must not use it. A socket named after the network marks
-// the claim. The kernel removes the socket with the process.
+// Claim reports whether a machine may have an address. The real machine has one route to
+// the address, so two backends must not use it. A socket named after the network marks the
+// claim. The kernel removes it with the process.
 func (b *netnsBackend) Claim(addr netip.Addr) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -263,7 +262,7 @@ func (b *netnsBackend) Close() error {
 	wg.Wait()
 	if !already {
 		errs = append(errs, b.fabric.close(), removeDisks(b.cfg.Root))
-		for _, l := range b.claims { // no claim is added after closing
+		for _, l := range b.claims { // after closing, nobody adds a claim
 			errs = append(errs, l.Close())
 		}
 	}
@@ -273,9 +272,8 @@ func (b *netnsBackend) Close() error {
 	return nil
 }
 
-// removeDisks removes the mount point of the fabric's file system. The mount point is empty
-// once the fabric has ended. If it is not empty, it contains something else, and removing
-// it fails.
+// removeDisks removes the mount point of the fabric's file system. It is empty once the
+// fabric has ended. If it contains something else, the removal fails.
 func removeDisks(root string) error {
 	err := os.Remove(filepath.Join(root, "disks"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -284,9 +282,9 @@ func removeDisks(root string) error {
 	return err
 }
 
-// Sweep removes what a netns backend with that root has left because its process was
-// killed. Usually the kernel has already removed namespaces, links and mounts. Sweep kills
-// the processes of the machines that are left, and waits until they are gone.
+// Sweep removes what a killed process with a netns backend of that root has left. Usually
+// the kernel has removed namespaces, links and mounts. Sweep kills the remaining processes
+// of the machines, and waits until they have gone.
 func Sweep(ctx context.Context, root string) error {
 	root, err := filepath.Abs(root)
 	if err != nil {

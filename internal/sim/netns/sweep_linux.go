@@ -16,8 +16,8 @@ import (
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
 
-// killInits kills process 1 of every machine of a backend with that root. The other
-// processes of the machine die with it. It returns how many it found.
+// killInits kills process 1 of every machine of a backend with that root, and so all its
+// processes. It returns how many it found.
 func killInits(root string) (int, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 
 var errNeedLinux = errors.New("simulated workers need Linux")
 
-// New returns the backend whose machines have their own kernel namespaces. It works only
+// New returns the backend whose machines have kernel namespaces of their own. It works only
 // on Linux.
 func New(Config) (worker.Backend, error) { return nil, errNeedLinux }
 
-// Ready reports why the backend cannot work here.
+// Ready returns why the backend cannot work here.
 func Ready() error { return errNeedLinux }
 
 // MaybeInit reports whether the program was started as process 1 of a machine.

@@ -13,9 +13,8 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// uplink is the link from the fabric's router to the machine on which the router runs. The
-// kernel removes its outer end, and the routes through it, together with the fabric's
-// namespace.
+// uplink is the link from the fabric's router to the machine on which it runs. The kernel
+// removes its outer end, with the routes through it, together with the fabric's namespace.
 type uplink struct {
 	name            string // name of the outer end; the inner end is up0
 	inside, outside netip.Addr
@@ -35,8 +34,8 @@ func (f *fabric) makeUplink() (*uplink, error) {
 		var b [8]byte
 		_, _ = rand.Read(b[:]) // never fails, as its documentation says
 		n := binary.BigEndian.Uint16(b[:])
-		// The first and the last 256 addresses are reserved (RFC 3927). The address of the
-		// metadata server is among the last.
+		// The first and the last 256 addresses are reserved (RFC 3927). The metadata
+		// server's is one of the last.
 		first := netip.AddrFrom4([4]byte{169, 254, byte(1 + int(n)>>8%253), byte(n) &^ 3})
 		u := &uplink{name: fmt.Sprintf("mhs%x", b[2:7]), inside: first.Next(), outside: first.Next().Next()}
 		if covered, err := f.covered(u.outside.String()); err != nil || covered {
@@ -80,8 +79,8 @@ func (f *fabric) outside(lines ...string) error {
 	return worker.InNetwork(f.home, func() error { return runIP(f.ip, lines...) })
 }
 
-// covered reports whether the real machine has a route to an address. Its default route
-// does not count.
+// covered reports whether the real machine has a route, other than the default one, to an
+// address.
 func (f *fabric) covered(addr string) (bool, error) {
 	var out []byte
 	err := worker.InNetwork(f.home, func() (err error) {
@@ -99,9 +98,9 @@ func (f *fabric) covered(addr string) (bool, error) {
 	return false, nil
 }
 
-// expose lets the real machine reach a worker at the worker's own address. If that would
-// hide an address that the machine already reaches, it does nothing. It must run on the
-// fabric's thread, after connect.
+// expose lets the real machine reach a worker at the worker's own address, unless that
+// would hide an address that the machine already reaches. It must run on the fabric's
+// thread, after connect.
 func (f *fabric) expose(spec worker.Spec) error {
 	covered, err := f.covered(spec.IP)
 	if err != nil || covered {
@@ -114,7 +113,7 @@ func (f *fabric) expose(spec worker.Spec) error {
 	}
 	err = f.outside(fmt.Sprintf("route add %s/32 via %s dev %s", spec.IP, f.uplink.inside, f.uplink.name))
 	if err != nil {
-		// Another simulator may have added the route before.
+		// Another simulator may have added the route.
 		if covered, _ := f.covered(spec.IP); covered {
 			return nil
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 // forwardedAgent is a socket on the machine that leads to the client's agent. As with sshd,
-// it exists from the first session that requests it until the connection ends. A second
+// it exists from the first session that requests it to the end of the connection. A second
 // request is refused.
 type forwardedAgent struct {
 	mu       sync.Mutex
@@ -38,7 +38,7 @@ func (l *login) forwardAgent() error {
 	}
 	parent := l.m.path("tmp")
 	if len(parent)+len("/ssh-0123456789/agent") > longestSocket {
-		parent = "" // use a directory of the real machine while the connection lasts
+		parent = "" // take a directory of the real machine while the connection lasts
 	}
 	dir, err := os.MkdirTemp(parent, "ssh-")
 	if err != nil {
@@ -67,7 +67,7 @@ func (l *login) passToAgent(c *net.UnixConn) {
 	defer c.Close()
 	ch, reqs, err := l.conn.OpenChannel("auth-agent@openssh.com", nil)
 	if err != nil {
-		return // the client refuses, for example because it has not requested forwarding
+		return // for example, the client has not requested forwarding
 	}
 	var ends sync.WaitGroup
 	ends.Go(func() { ssh.DiscardRequests(reqs) })
@@ -90,7 +90,7 @@ func (a *forwardedAgent) path() string {
 	return a.listener.Addr().String()
 }
 
-// close closes the agent. A later request to forward finds that the connection has ended.
+// close closes the agent. A later request finds that the connection has ended.
 func (a *forwardedAgent) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -34,8 +34,8 @@ var (
 // serverConfig returns the configuration for one connection.
 func (m *machine) serverConfig() *ssh.ServerConfig {
 	refuse := sync.OnceValue(m.TakeRefusal)
-	// sshd counts every unknown key as a try. The count of x/crypto/ssh leaves out keys
-	// that a client only asks about.
+	// Like sshd, count every unknown key as a try. x/crypto/ssh does not count keys that a
+	// client only asks about.
 	var refused atomic.Int32
 	cfg := &ssh.ServerConfig{
 		ServerVersion: serverVersion,
@@ -57,8 +57,8 @@ func (m *machine) serverConfig() *ssh.ServerConfig {
 	return cfg
 }
 
-// mayLogIn reports whether the metadata now has the key for the login. As on the images
-// of TPU VMs, root cannot log in.
+// mayLogIn reports whether the metadata has the key for the login now. As on the images of
+// TPU VMs, root cannot log in.
 func (m *machine) mayLogIn(login string, key ssh.PublicKey) bool {
 	if m.Spec.AuthorizedKeys == nil || login == "root" || !LoginName.MatchString(login) {
 		return false
@@ -78,7 +78,7 @@ func (m *machine) mayLogIn(login string, key ssh.PublicKey) bool {
 }
 
 // Expired reports whether a key's comment is Google's annotation and its expiry time has
-// passed. The guest agent drops such keys. It also drops keys whose annotation it cannot
+// passed. The guest agent drops such keys, and also keys with an annotation that it cannot
 // parse.
 func Expired(comment string, now time.Time) bool {
 	note, ok := strings.CutPrefix(comment, "google-ssh ")

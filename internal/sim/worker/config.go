@@ -9,15 +9,15 @@ import (
 
 // A ProcessConfig configures the process backend.
 type ProcessConfig struct {
-	Root string           // directory for the stand-ins and the machines; it is created if it is missing
-	Port int              // SSH port of every machine; 0 means a free port, which the first start chooses
-	Now  func() time.Time // clock for the expiry of keys; nil means the clock of the system
+	Root string           // directory of the stand-ins and the machines; the backend creates it
+	Port int              // SSH port of every machine; 0: the first start chooses a free port
+	Now  func() time.Time // clock for the expiry of keys; nil: the clock of the system
 }
 
-// A ToolsError names missing programs that the netns backend needs.
+// A ToolsError names missing programs of the netns backend.
 type ToolsError struct {
 	Missing  []string // programs
-	Packages []string // Debian and Ubuntu packages that contain them
+	Packages []string // Debian and Ubuntu packages with these programs
 }
 
 func (e *ToolsError) Error() string {

@@ -11,8 +11,7 @@ import (
 // unlimited means that the bytes of a direction have no limit.
 const unlimited = -1
 
-// FaultyConn is the machine's side of a TCP connection. It simulates the faults of the
-// transport.
+// FaultyConn is the machine's side of a TCP connection, with the faults of the transport.
 type FaultyConn struct {
 	*net.TCPConn
 	d      *Door
@@ -55,7 +54,7 @@ func (c *FaultyConn) left(limit *int64, n int) int {
 	return int(*limit)
 }
 
-// passed counts n bytes. It reports whether to cut the connection now.
+// passed counts n bytes, and reports whether to cut the connection now.
 func (c *FaultyConn) passed(limit *int64, n int) bool {
 	c.mu.Lock()
 	if *limit == unlimited {
@@ -75,7 +74,7 @@ func (c *FaultyConn) passed(limit *int64, n int) bool {
 	return false
 }
 
-// While the machine is frozen, Read delivers nothing, not even bytes that have arrived
+// Read delivers nothing while the machine is frozen, not even bytes that have arrived
 // before.
 func (c *FaultyConn) Read(p []byte) (int, error) {
 	want := c.left(&c.inLeft, len(p))
@@ -141,7 +140,7 @@ func (c *FaultyConn) Reset() {
 	c.Close()
 }
 
-// Pause waits for the time d. It returns false if the connection is closed before that.
+// Pause waits for the time d. It returns false if the connection is closed meanwhile.
 func (c *FaultyConn) Pause(d time.Duration) bool {
 	if d <= 0 {
 		return true

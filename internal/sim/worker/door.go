@@ -22,7 +22,7 @@ type serveMode int
 const (
 	modeServe  serveMode = iota
 	modeRefuse           // nothing listens
-	modeHang             // connection attempts get no answer
+	modeHang             // attempts to connect get no answer
 )
 
 var ErrStopped = fault.New(fault.Unavailable, "worker is stopped")
@@ -33,8 +33,8 @@ type Way struct {
 	Dial   func() (net.Conn, error) // connects to the address, to fill its accept queue
 }
 
-// Door is the access to a machine: its listeners and all faults of the transport. It
-// passes each accepted connection to handle.
+// Door is the way into a machine: its listeners, and all faults of the transport. It passes
+// each accepted connection to handle.
 type Door struct {
 	Spec   Spec
 	handle func(*FaultyConn)
@@ -43,8 +43,7 @@ type Door struct {
 	Cancel context.CancelFunc
 	Wg     sync.WaitGroup // connections, sessions, timers
 
-	// Only one goroutine at a time changes the ports. It holds reach, even while it blocks
-	// in system calls.
+	// Whoever changes the ports holds reach, even while blocked in system calls.
 	reach     sync.Mutex
 	Ways      []Way
 	listeners []*net.TCPListener
@@ -55,14 +54,14 @@ type Door struct {
 	Mu      sync.Mutex
 	Stopped bool
 	Booting bool
-	Faults  map[FaultKind]Fault // active faults; Slow is in slow, and Missing, Denied and Fixed are elsewhere
-	Slow    map[string]Fault    // by mode
-	epoch   map[string]int      // by timed fault: how often it was set, so that only the latest timer has an effect
-	thaw    chan struct{}       // nil if not frozen; closed when the freeze ends
+	Faults  map[FaultKind]Fault // active faults, without Slow (see slow), Missing, Denied and Fixed
+	Slow    map[string]Fault    // Slow faults by mode
+	epoch   map[string]int      // by timed fault: how often it was set; only the latest timer counts
+	thaw    chan struct{}       // closed when the freeze ends; nil if there is none
 	conns   map[*FaultyConn]struct{}
 }
 
-// Init initialises a closed door.
+// Init prepares a closed door.
 func (d *Door) Init(spec Spec, handle func(*FaultyConn)) {
 	d.Spec, d.handle = spec, handle
 	d.serving, d.Booting = modeRefuse, true
@@ -117,9 +116,9 @@ func (d *Door) Reconcile() error {
 	return nil
 }
 
-// listenAgain listens on an address whose previous listener has just been closed. It
-// retries for 2 s. The old socket is really closed only when the goroutine that accepted
-// connections on it has returned.
+// listenAgain listens on an address whose previous listener was just closed. It retries for
+// 2 s: the old socket is closed only when the goroutine that accepted connections on it has
+// returned.
 func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, error) {
 	giveUp := time.After(2 * time.Second)
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -137,7 +136,7 @@ func listenAgain(listen func() (*net.TCPListener, error)) (*net.TCPListener, err
 	}
 }
 
-// Open ends the boot of a new machine. listeners are those of all its ways.
+// Open ends the boot of a new machine. listeners belong to all its ways.
 func (d *Door) Open(listeners ...*net.TCPListener) {
 	d.reach.Lock()
 	defer d.reach.Unlock()
@@ -176,7 +175,7 @@ func (d *Door) listenWith(listeners []*net.TCPListener, mode serveMode) {
 	}
 }
 
-// fillQueue makes connection attempts to ln hang. Linux drops them when the accept queue is
+// fillQueue makes attempts to connect to ln hang. Linux drops them when the accept queue is
 // full, and one connection fills a queue of length 0.
 func (d *Door) fillQueue(ln *net.TCPListener, w Way) {
 	raw, err := ln.SyscallConn()
@@ -196,8 +195,7 @@ func (d *Door) accept(ln *net.TCPListener) {
 			return
 		}
 		if err != nil {
-			// No file descriptor is free. Wait a little before the next try, so that this
-			// loop does not spin.
+			// No file descriptor is free. Wait a little, so that this loop does not spin.
 			t := time.NewTimer(10 * time.Millisecond)
 			select {
 			case <-t.C:
@@ -267,8 +265,8 @@ func (d *Door) frozen() <-chan struct{} {
 	return d.thaw
 }
 
-// After runs f after delay. It does not run f if the machine stops, or if another timer
-// with that name is set before.
+// After runs f after delay, unless the machine stops or another timer with that name is set
+// meanwhile.
 func (d *Door) After(delay time.Duration, name string, f func()) {
 	d.Mu.Lock()
 	d.epoch[name]++
@@ -295,8 +293,8 @@ func (d *Door) After(delay time.Duration, name string, f func()) {
 	})
 }
 
-// SetDoorFault makes a fault active. It calls end when the duration of the fault is over.
-// If the fault is not about the transport, it only stores the fault and sets the timer.
+// SetDoorFault makes a fault active, and calls end when its duration is over. A fault that
+// is not about the transport is only stored.
 func (d *Door) SetDoorFault(f Fault, end func(FaultKind) error) error {
 	d.Mu.Lock()
 	if f.Kind == Slow {
@@ -307,7 +305,7 @@ func (d *Door) SetDoorFault(f Fault, end func(FaultKind) error) error {
 	d.Faults[f.Kind] = f
 	d.settleFreeze()
 	d.Mu.Unlock()
-	if f.Kind != Clock { // the Duration of Clock is the offset of the clock
+	if f.Kind != Clock { // the Duration of Clock is an offset
 		d.After(f.Duration, string(f.Kind), func() { _ = end(f.Kind) })
 	}
 	switch f.Kind {
@@ -326,7 +324,7 @@ func (d *Door) SetDoorFault(f Fault, end func(FaultKind) error) error {
 	return nil
 }
 
-// ClearDoorFaults ends the faults of one kind, or all. The caller must call reconcile.
+// ClearDoorFaults ends the faults of one kind, or all. The caller must call Reconcile.
 func (d *Door) ClearDoorFaults(kind FaultKind) {
 	d.Mu.Lock()
 	if kind == "" || kind == Slow {
@@ -361,16 +359,15 @@ func (d *Door) settleFreeze() {
 	}
 }
 
-// takeCut reports whether to cut a connection that has sent or received its number of
-// bytes. If so, that counts as a use of the fault.
+// takeCut reports whether to cut a connection that has reached its number of bytes. If so,
+// that uses the fault once.
 func (d *Door) takeCut() bool { return d.take(Cut) }
 
-// TakeRefusal reports whether to refuse the keys of a connection. If so, that counts as a
-// use of the fault.
+// TakeRefusal reports whether to refuse the keys of a connection. If so, that uses the
+// fault once.
 func (d *Door) TakeRefusal() bool { return d.take(RefuseAuth) }
 
-// take reports whether the fault of that kind is active. If so, it counts one use of the
-// fault.
+// take reports whether a fault of that kind is active, and uses it once.
 func (d *Door) take(kind FaultKind) bool {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()
@@ -388,8 +385,7 @@ func (d *Door) take(kind FaultKind) bool {
 	return true
 }
 
-// Slowness returns the fault that slows the worker down in that way. It returns the zero
-// Fault if there is none.
+// Slowness returns the fault that slows the worker down in that way, or the zero Fault.
 func (d *Door) Slowness(mode string) Fault {
 	d.Mu.Lock()
 	defer d.Mu.Unlock()

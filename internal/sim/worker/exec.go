@@ -22,15 +22,15 @@ type process struct {
 	tty    bool
 
 	mu    sync.Mutex
-	ended bool // another process may have the process id now
+	ended bool // the process id may belong to another process now
 }
 
-// startProcess runs a program in its own session, with pipes. If tty is not nil, it runs
-// the program on that terminal.
+// startProcess runs a program in its own session, with pipes, or on the terminal tty if
+// that is not nil.
 //
-// The command gets pipes of the kernel itself. So the process and its children see the same
-// events on the pipes (closed, full, end of file) as with sshd. A wait for the process does
-// not wait for its pipes.
+// The pipes are the kernel's own. So the process and its children see the same events on
+// them (closed, full, end of file) as with sshd. A wait for the process does not wait for
+// its pipes.
 func (m *machine) startProcess(file string, argv, env []string, dir string, tty *pty) (*process, error) {
 	return startOn(m.start, file, argv, env, dir, tty)
 }
@@ -38,7 +38,7 @@ func (m *machine) startProcess(file string, argv, env []string, dir string, tty 
 // A starter starts a process as os.StartProcess does.
 type starter func(file string, argv []string, attr *os.ProcAttr) (*os.Process, error)
 
-// startOn does what startProcess does, on any machine.
+// startOn is startProcess for any machine.
 func startOn(start starter, file string, argv, env []string, dir string, tty *pty) (*process, error) {
 	p := &process{pidfd: -1, tty: tty != nil}
 	var theirs []*os.File
@@ -98,7 +98,7 @@ func pipe(toCommand bool) (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-// wait waits for the process and returns its status. Meanwhile it blocks no thread.
+// wait waits for the process and returns its status. It blocks no thread.
 func (p *process) wait() syscall.WaitStatus {
 	p.awaitExit()
 	p.mu.Lock()
@@ -106,14 +106,14 @@ func (p *process) wait() syscall.WaitStatus {
 	st, err := p.proc.Wait()
 	p.ended = true
 	if err != nil {
-		return syscall.WaitStatus(syscall.SIGKILL) // other code has collected the process
+		return syscall.WaitStatus(syscall.SIGKILL) // somebody else has collected the process
 	}
 	return st.Sys().(syscall.WaitStatus)
 }
 
-// awaitExit returns when the process has ended. The process has not been collected yet, so
-// no other process can have its id. It waits in the poller of the runtime. If the kernel
-// cannot do that, it blocks a thread.
+// awaitExit returns when the process has ended but is not collected yet, so that no other
+// process can have its id. It waits in the poller of the runtime, or blocks a thread if the
+// kernel lacks that.
 func (p *process) awaitExit() {
 	if p.pidfd >= 0 && unix.SetNonblock(p.pidfd, true) == nil {
 		f := os.NewFile(uintptr(p.pidfd), "pidfd")

@@ -14,7 +14,7 @@ import (
 )
 
 // A FaultKind is a way for a machine to misbehave. The comments on the constants give the
-// arguments of the text form. Arguments in brackets are optional.
+// arguments of the text form; those in brackets are optional.
 type FaultKind string
 
 // The faults. Without an optional DURATION, the fault stays active until it is cleared.
@@ -22,14 +22,14 @@ const (
 	// "clear [KIND]" ends the fault of that kind, or all.
 	Clear FaultKind = "clear"
 
-	// "unreachable refuse|hang [DURATION]". refuse: the machine refuses new connections
-	// and resets existing ones. hang: connection attempts get no answer at all, and
-	// existing connections fall silent.
+	// "unreachable refuse|hang [DURATION]". refuse: the machine refuses new connections and
+	// resets existing ones. hang: attempts to connect get no answer at all, and existing
+	// connections fall silent.
 	Unreachable FaultKind = "unreachable"
 
-	// "freeze [DURATION]": the machine accepts connections but never answers, not even
-	// keepalives. Existing connections fall silent. When the fault ends, data that is on
-	// its way is delivered.
+	// "freeze [DURATION]": the machine accepts connections but answers nothing, not even
+	// keepalives, and existing connections fall silent. When the fault ends, data on its
+	// way is delivered.
 	Freeze FaultKind = "freeze"
 
 	// "slow handshake|exec DURATION": each SSH handshake, or each start of a command,
@@ -37,39 +37,39 @@ const (
 	Slow FaultKind = "slow"
 
 	// "cut in|out BYTES [TIMES]": a connection is reset after that many bytes in one
-	// direction, as seen from the machine. SSH's own overhead counts. For existing
-	// connections the count begins now, for later ones at their start. This happens TIMES
-	// times. Without TIMES it happens to every connection.
+	// direction, seen from the machine. SSH's own bytes count. The count begins now for
+	// existing connections, and at the start for later ones. This happens TIMES times, or
+	// to every connection.
 	Cut FaultKind = "cut"
 
 	// "refuse-auth DURATION|TRIES": the machine accepts no key for that time, or on that
-	// many connections. A machine that has not yet received its keys does the same.
+	// many connections, like one that has not received its keys yet.
 	RefuseAuth FaultKind = "refuse-auth"
 
 	// "reboot [power] [DURATION]" reboots once. The machine refuses connections for that
-	// time. SetFault returns when it is down. Before that, its shutdown script runs. With
-	// power, which simulates a power failure, it does not run.
+	// time. Its shutdown script runs first, except with power, a power failure. SetFault
+	// returns when the machine is down.
 	Reboot FaultKind = "reboot"
 
 	// "no-sudo [missing]": sudo asks for a password. With missing, sudo does not exist.
-	// This needs the netns backend.
+	// Netns backend only.
 	NoSudo FaultKind = "no-sudo"
 
 	// "disk-space home|tmp [BYTES]": only that many bytes, or none, are free on the disk of
-	// the homes or in /tmp. When the fault ends, files that were written to homes meanwhile
-	// are lost. Netns backend only.
+	// the homes or in /tmp. When the fault ends, files written to homes meanwhile are lost.
+	// Netns backend only.
 	DiskSpace FaultKind = "disk-space"
 
 	// "read-only": nobody can write to the homes. Netns backend only.
 	ReadOnly FaultKind = "read-only"
 
-	// "clock ahead|behind DURATION": processes that start from now on see a wrong clock. It
-	// needs libfaketime.
+	// "clock ahead|behind DURATION": processes started from now on see a wrong clock. Needs
+	// libfaketime.
 	Clock FaultKind = "clock"
 
 	// "startup print|exit|hang [FILE]": a start-up file of the login prints, exits with
-	// status 3, or waits for the end of its input. FILE is ~/.bashrc. On the netns backend
-	// it may also be /etc/bash.bashrc or ~/.ssh/rc.
+	// status 3, or waits for the end of its input. FILE is ~/.bashrc, or on the netns
+	// backend also /etc/bash.bashrc or ~/.ssh/rc.
 	Startup FaultKind = "startup"
 
 	// "banner": sshd shows a banner before each login, and there is a message of the day.
@@ -85,7 +85,7 @@ const (
 	// after reboots, until apt-get installs it.
 	Missing FaultKind = "missing"
 
-	// "denied NAME": the command for a setting cannot change it. NAME is a sysctl key,
+	// "denied NAME": the command for a setting may not change it. NAME is a sysctl key,
 	// "ip-route", "ip-link", or "ethtool".
 	Denied FaultKind = "denied"
 
@@ -100,15 +100,15 @@ const (
 	Kill FaultKind = "kill"
 )
 
-// The start-up files that a Startup fault may use.
+// The files that a Startup fault may use.
 const (
 	bashrc       = "~/.bashrc"
 	SystemBashrc = "/etc/bash.bashrc"
 	sshRC        = "~/.ssh/rc"
 )
 
-// A Fault is one fault with its arguments. The zero value of an argument means that the
-// argument is absent.
+// A Fault is one fault with its arguments. The zero value of an argument means that it is
+// absent.
 type Fault struct {
 	Kind     FaultKind
 	Mode     string        // unreachable: refuse, hang; slow: handshake, exec; cut: in, out; and so on
@@ -118,10 +118,10 @@ type Fault struct {
 	Duration time.Duration // unreachable, freeze, slow, refuse-auth, reboot, clock
 }
 
-// A faultForm says how the text of one kind of fault is written, and what may be in it.
+// A faultForm is the text form of one kind of fault, with its rules.
 type faultForm struct {
 	kind  FaultKind
-	usage string // usage of the arguments, for help and error messages
+	usage string // the arguments, for help and error messages
 	args  []argument
 	legal []rule
 }
@@ -129,7 +129,7 @@ type faultForm struct {
 // An argument reads words of the text into a fault.
 type argument func(f *Fault, w *words) error
 
-// A rule returns an error for an argument that the fault cannot have.
+// A rule returns an error for an argument that the fault must not have.
 type rule func(f Fault) error
 
 // faultForms returns the forms of all kinds.
@@ -217,10 +217,10 @@ func (f Fault) Check() error {
 	return nil
 }
 
-// words are those words of a text that are left.
+// words are the words of a text that are not read yet.
 type words []string
 
-// next removes a word and returns it. It returns "" if no word is left.
+// next removes a word and returns it, or "" if no word is left.
 func (w *words) next() string {
 	if len(*w) == 0 {
 		return ""
@@ -357,7 +357,7 @@ func KillName(f Fault) string {
 	return strings.TrimPrefix(f.Name, "SIG")
 }
 
-// String returns the text form, which [ParseFault] reads when split at spaces.
+// String returns the text form, for [ParseFault] to read after a split at spaces.
 func (f Fault) String() string {
 	words := []string{string(f.Kind)}
 	if f.Mode != "" {
@@ -378,7 +378,7 @@ func (f Fault) String() string {
 	return strings.Join(words, " ")
 }
 
-// Startup returns the start-up file of a Startup fault, and the content of that file.
+// Startup returns the start-up file of a Startup fault, and its content.
 func (f Fault) Startup() (file, text string) {
 	file = cmp.Or(f.Name, bashrc)
 	switch f.Mode {
@@ -418,7 +418,7 @@ func (f Fault) ClockText() string {
 	return fmt.Sprintf("%s%g", sign, f.Duration.Seconds())
 }
 
-// CheckHere returns an error for a fault that the real machine cannot simulate.
+// CheckHere returns an error for a fault that this machine cannot simulate.
 func (f Fault) CheckHere() error {
 	switch f.Kind {
 	case Clock:

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestTextsOfFaults reads texts. If a text is refused, the part after ": " is in the error.
+// TestTextsOfFaults reads texts of faults. After ": " stands a part of the error for a text
+// that must be refused.
 func TestTextsOfFaults(t *testing.T) {
 	for text, want := range map[string]Fault{
 		"clear":                  {Kind: Clear},
@@ -75,7 +76,6 @@ func TestTextsOfFaults(t *testing.T) {
 	}
 }
 
-// TestEveryKindHasAForm finds a kind that has no text form.
 func TestEveryKindHasAForm(t *testing.T) {
 	seen := map[FaultKind]bool{}
 	for _, f := range faultForms() {

@@ -72,7 +72,7 @@ func (f Fault) checkProcess() error {
 }
 
 // restart reboots the machine for a Reboot fault. It returns when the machine is down. If
-// its shutdown script runs, it has ended by then.
+// there is a shutdown script to run, the script has ended by then.
 func (m *machine) restart(f Fault) error {
 	var ended <-chan struct{}
 	if f.Mode == "" {

@@ -17,14 +17,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// The stand-ins are scripts. So the author of a worker script can read why the simulator
-// has answered in a certain way.
+// The stand-ins are scripts, so that authors of worker scripts can read why the simulator
+// has answered as it did.
 //
 //go:embed standin/*.sh standin/lib/*.sh
 var standinScripts embed.FS
 
 // refusedCommands would change the machine on which the simulator runs. multihost needs
-// none of them. They share one stand-in, which refuses everything.
+// none of them. One stand-in refuses them all.
 var refusedCommands = []string{
 	"reboot", "shutdown", "halt", "poweroff", "init", "service",
 	"mount", "umount", "swapon", "swapoff", "mkfs", "fdisk", "parted",
@@ -33,23 +33,23 @@ var refusedCommands = []string{
 	"hostnamectl", "timedatectl", "crontab", "su", "chroot",
 }
 
-// sameAs are commands that share the stand-in of another.
+// sameAs maps commands to those whose stand-ins they share.
 var sameAs = map[string]string{
 	"apt":     "apt-get",
 	"pgrep":   "pkill",
 	"killall": "pkill",
 }
 
-// WriteProgram writes a file that will be executed soon. Meanwhile it prevents forks in the
-// simulator. A forked process would hold the file open for writing until its exec, and the
-// kernel refuses to execute such a file (ETXTBSY).
+// WriteProgram writes a file that will be executed soon, and prevents forks in the
+// simulator meanwhile. A forked process would hold the file open for writing until its
+// exec, and the kernel refuses to execute such a file (ETXTBSY).
 func WriteProgram(file string, text []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(file, text, 0o755)
 }
 
-// writeStandins creates the directory of stand-ins, to which all machines link.
+// writeStandins makes the directory of stand-ins, to which all machines link.
 func writeStandins(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -63,7 +63,7 @@ func writeStandins(dir string) error {
 		if err != nil {
 			return err
 		}
-		// Another simulator may share the directory and be running the script.
+		// Another simulator may share the directory and run the script now.
 		tmp := filepath.Join(dir, "."+name)
 		if err := WriteProgram(tmp, text); err != nil {
 			return err
@@ -91,23 +91,23 @@ func writeStandins(dir string) error {
 	return nil
 }
 
-// A disk is the directory that a machine uses as its file system.
+// A disk is the directory that a machine takes for its file system.
 type disk struct {
 	root     string
-	standins string // directory of the programs that stand in for the real ones
-	of       Spec   // spec of the machine
+	standins string // directory of the programs that stand in for real ones
+	of       Spec   // the machine of this disk
 }
 
 func (d disk) path(elem ...string) string {
 	return filepath.Join(append([]string{d.root}, elem...)...)
 }
 
-// A reboot creates the volatile directories again. state holds the data of the stand-ins:
+// A reboot makes the volatile directories again. state holds the data of the stand-ins:
 // routes, ethtool features, and the marks of faults.
 var volatile = []string{"proc", "sys", "dev", "tmp", "state"}
 
-// reset restores the machine's files to their state after a boot. Creating files is most of
-// the cost of a machine, so it creates only files that something reads.
+// reset restores the machine's files to those of a boot. It creates only files that
+// something reads, because creating files is most of the cost of a machine.
 func (m *machine) reset() error {
 	devices, err := m.b.nodeDevices(m.Spec.NUMANodes)
 	if err == nil {
@@ -119,7 +119,7 @@ func (m *machine) reset() error {
 	return m.applyMarks()
 }
 
-// resetFiles makes the files of a boot. devices is the directory for the devices.
+// resetFiles makes the files of a boot. devices is the directory of the devices.
 func (d disk) resetFiles(devices string) error {
 	for _, dir := range volatile {
 		if err := os.RemoveAll(d.path(dir)); err != nil {
@@ -165,7 +165,7 @@ func (d disk) write(made map[string]bool, name, content string) error {
 }
 
 // bootFiles returns kernel settings, devices and the state of the stand-ins, by absolute
-// path. The values are those of an Ubuntu 22.04 image for TPU VMs after boot.
+// path. The values are those after the boot of an Ubuntu 22.04 image for TPU VMs.
 func (d disk) bootFiles() map[string]string {
 	files := map[string]string{
 		"/proc/sys/kernel/random/boot_id": uuid.NewString() + "\n",
@@ -197,7 +197,7 @@ func (d disk) bootFiles() map[string]string {
 }
 
 // nodeDevices returns the /sys/devices directory for machines with n NUMA nodes. The
-// machines share it because nothing in it can be changed.
+// machines share it, because nothing in it can be changed.
 func (b *processBackend) nodeDevices(n int) (dir string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -269,9 +269,9 @@ func (m *machine) applyMarks() error {
 // mayLack are the programs that an image for TPU VMs may lack.
 var mayLack = []string{"numactl", "ethtool"}
 
-// takeAway removes a program from the machine: its stand-in, and the real program that
-// would otherwise be found. For that, bin and all later directories on the PATH become
-// directories of the machine. They link to all other programs.
+// takeAway removes a program from the machine: its stand-in, and the real program behind
+// it. For that, bin and all later directories on the PATH become directories of the
+// machine, with links to all other programs.
 func (d disk) takeAway(name string) error {
 	own := d.path("own-bin")
 	if _, err := os.Lstat(d.path("programs")); err == nil {
@@ -280,7 +280,7 @@ func (d disk) takeAway(name string) error {
 	if err := linkPrograms(own, name, d.standins); err != nil {
 		return err
 	}
-	// Sessions look at programs to choose their PATH, so the directory must appear at once.
+	// Sessions look at the directory to choose their PATH, so it must appear at once.
 	if err := linkPrograms(d.path("programs-new"), name,
 		"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"); err != nil {
 		return err
@@ -302,7 +302,7 @@ func (d disk) putBack() error {
 	return errors.Join(os.RemoveAll(d.path("programs")), os.RemoveAll(d.path("own-bin")))
 }
 
-// linkBin makes bin a link to dir. bin exists at every moment.
+// linkBin makes bin a link to dir, so that bin exists at every moment.
 func (d disk) linkBin(dir string) error {
 	if err := os.Symlink(dir, d.path("bin-new")); err != nil {
 		return err
@@ -310,8 +310,8 @@ func (d disk) linkBin(dir string) error {
 	return os.Rename(d.path("bin-new"), d.path("bin"))
 }
 
-// linkPrograms makes a directory of links to all programs in from, except one program.
-// The first directory that has a program wins.
+// linkPrograms makes a directory of links to all programs in from but one. The first
+// directory that has a program wins.
 func linkPrograms(dir, except string, from ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -340,7 +340,7 @@ func removed(file string) error {
 	return nil
 }
 
-// knows reports whether the machine has a setting called name.
+// knows reports whether the machine has a setting of that name.
 func (d disk) knows(name string) bool {
 	for _, p := range settingPaths(name) {
 		for file := range d.bootFiles() {
@@ -371,8 +371,8 @@ func (d disk) restore(names []string) error {
 	return nil
 }
 
-// settingPaths returns the paths for the name of a setting: the name itself if it is a
-// path, the file of a sysctl key, or the directory of a module.
+// settingPaths returns the paths of a setting: the name itself if it is a path, the file of
+// a sysctl key, or the directory of a module.
 func settingPaths(name string) []string {
 	switch {
 	case strings.HasPrefix(name, "/proc/sys/"), strings.HasPrefix(name, "/sys/"), strings.HasPrefix(name, "/dev/"):

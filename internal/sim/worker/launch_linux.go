@@ -35,8 +35,8 @@ func (m *machine) Launch(p Program) (Launched, error) {
 // Root implements Rooted.
 func (m *machine) Root() string { return m.root }
 
-// StartOn starts a program with the function start. The program gets pipes or a terminal of
-// its own.
+// StartOn starts a program by calling start. The program gets pipes or a terminal of its
+// own.
 func StartOn(start func(file string, argv []string, attr *os.ProcAttr) (*os.Process, error), file string, argv, env []string, dir string, terminal bool) (Launched, error) {
 	l := &launched{}
 	var err error

@@ -13,18 +13,17 @@ import (
 	"syscall"
 )
 
-// addressTries limits the search for an address on which nothing listens.
+// addressTries limits the search for an address where nothing listens.
 const addressTries = 200
 
-// Loopback gives each machine its own address in 127.64.0.0/10, and all of them the same
-// port.
+// Loopback gives each machine its own address in 127.64.0.0/10, and the same port.
 type Loopback struct {
 	taking sync.Mutex
-	port   int    // 0 until there is a first address, unless it is configured
+	port   int    // if not configured, 0 until there is a first address
 	next   uint32 // the next address to try
 }
 
-// TryPort says why machines cannot listen on a port here. It returns nil if they can.
+// TryPort returns why machines cannot listen on a port here, or nil if they can.
 func TryPort(port int) error {
 	var l Loopback
 	if err := l.Init(port); err != nil {
@@ -37,8 +36,8 @@ func TryPort(port int) error {
 	return ln.Close()
 }
 
-// Init sets the port. 0 means a free port, which is chosen with the first address. The
-// first address is random, so that two simulators rarely use the same.
+// Init sets the port; 0 means that the first address chooses a free one. The first address
+// is random, so that two simulators rarely use the same.
 func (l *Loopback) Init(port int) error {
 	n, err := rand.Int(rand.Reader, big.NewInt(1<<14))
 	if err != nil {
@@ -75,8 +74,8 @@ func (l *Loopback) Listen() (*net.TCPListener, error) {
 	return nil, fmt.Errorf("listen on a loopback address: %w", last)
 }
 
-// nextAddr walks through 127.64.0.0/10. It skips .0 and .255, because some programs take
-// these for network and broadcast.
+// nextAddr goes through 127.64.0.0/10 without .0 and .255, which some programs take for
+// network and broadcast.
 func (l *Loopback) nextAddr() string {
 	for {
 		n := l.next

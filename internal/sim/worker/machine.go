@@ -30,18 +30,18 @@ type machine struct {
 	addr string
 	port int
 
-	// Hold spawn for reading to start a process. Hold it for writing to change down. So a
+	// Hold spawn for reading to start a process, and for writing to change down. So a
 	// search for all processes misses none.
 	spawn sync.RWMutex
-	down  bool // rebooting or stopped, so that no process may start
+	down  bool // rebooting or stopped: no process may start
 
-	reboots sync.Mutex // one reboot at a time
+	reboots sync.Mutex // held during a reboot, so that there is one at a time
 
 	metadata *http.Server // nil if there is none
 	metaAddr metadataAt
 
-	marks    map[FaultKind][]string // names for Missing, Denied and Fixed; guarded by mu
-	sessions map[int]struct{}       // session ids of the commands that have started since boot; guarded by mu
+	marks    map[FaultKind][]string // names of Missing, Denied and Fixed; guarded by mu
+	sessions map[int]struct{}       // session ids of the commands started since boot; guarded by mu
 }
 
 func newMachine(b *processBackend, spec Spec) (*machine, error) {
@@ -82,8 +82,8 @@ func newMachine(b *processBackend, spec Spec) (*machine, error) {
 	return m, nil
 }
 
-// makeHostKeys makes the two kinds of host key that are cheap to make. An RSA key would
-// cost a second for each machine.
+// makeHostKeys makes the two kinds of host key that are cheap. An RSA key would cost a
+// second per machine.
 func makeHostKeys() ([]ssh.Signer, error) {
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -176,8 +176,8 @@ func (m *machine) Reboot(ctx context.Context) error {
 	return nil
 }
 
-// reboot takes the machine down and prepares it to answer again. It answers when the caller
-// calls Reconcile, or by itself after a downtime.
+// reboot takes the machine down and prepares it to answer again. It answers after downtime,
+// or after the caller's Reconcile if downtime is 0.
 func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.reboots.Lock()
 	defer m.reboots.Unlock()
@@ -202,7 +202,7 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	m.Mu.Lock()
 	clear(m.sessions)
 	m.Mu.Unlock()
-	// Setting the timer also cancels the timer of an earlier reboot.
+	// This also cancels the timer of an earlier reboot.
 	m.After(downtime, "reboot", func() {
 		m.boot()
 		_ = m.Reconcile()
@@ -213,8 +213,7 @@ func (m *machine) reboot(ctx context.Context, downtime time.Duration) error {
 	return nil
 }
 
-// boot allows processes and connections again. If the machine was stopped meanwhile, it
-// does nothing.
+// boot allows processes and connections again, unless the machine was stopped meanwhile.
 func (m *machine) boot() {
 	m.spawn.Lock()
 	defer m.spawn.Unlock()
@@ -243,18 +242,18 @@ func (m *machine) Stop(ctx context.Context) error {
 	return nil
 }
 
-// beginStop closes everything that could start a new process.
+// beginStop closes everything that could start a process.
 func (m *machine) beginStop() {
 	m.Mu.Lock()
 	m.Stopped = true
 	m.Mu.Unlock()
 	setDown(m, true)
 	m.Cancel()
-	_ = m.Reconcile() // it only closes something, so it cannot fail
+	_ = m.Reconcile() // only closes something, so it cannot fail
 	m.ResetConnections()
 }
 
-// endStop waits for all goroutines. All processes have ended before.
+// endStop waits for all goroutines. All processes must have ended.
 func (m *machine) endStop() {
 	if m.metadata != nil {
 		m.metadata.Close()

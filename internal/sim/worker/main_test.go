@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hold is a simulator that waits to be killed.
+// hold runs a simulator until somebody kills this process.
 func hold(root string) error {
 	b, err := netns.New(netns.Config{Root: root})
 	if err != nil {

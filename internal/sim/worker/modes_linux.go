@@ -28,12 +28,12 @@ var (
 
 const (
 	modesEnd     = 0
-	modesUnknown = 160 // from this opcode on, nobody knows the length of the argument
+	modesUnknown = 160 // nobody knows the length of the arguments from this opcode on
 	noChar       = 255
 )
 
-// setModes gives a terminal the modes of the client's terminal. It ignores the speed and
-// the character size, because they have no meaning here.
+// setModes gives a terminal the modes of the client's terminal, except speed and character
+// size, which have no meaning here.
 func setModes(fd int, modes []byte) error {
 	t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	if err != nil {

@@ -54,7 +54,6 @@ func TestNetnsCut(t *testing.T)            { testCut(t, newNetnsFixture(t)) }
 func TestNetnsFaultsOfReach(t *testing.T)  { testFaultsOfReach(t, newNetnsFixture(t)) }
 func TestNetnsShutdownScript(t *testing.T) { testShutdownScript(t, newNetnsFixture(t)) }
 
-// A command sees a machine of its own.
 func TestNetnsMachine(t *testing.T) {
 	f := newNetnsFixture(t)
 	outside, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -96,7 +95,6 @@ func TestNetnsMachine(t *testing.T) {
 	}
 }
 
-// A reboot keeps only the disk and the host keys.
 func TestNetnsReboot(t *testing.T) {
 	f := newNetnsFixture(t)
 	m := f.start(nil)
@@ -138,7 +136,7 @@ setsid sleep 1000 >/dev/null 2>&1 </dev/null &`)
 	}
 	check("reboot during a long one")
 
-	// this calls reboot(2) inside the machine, which comes back by itself
+	// calls reboot(2) inside the machine, which comes back by itself
 	_, _, _ = runErr(t, f.dial(m), `sudo -n perl -e 'syscall(169, 0xfee1dead, 672274793, 0x1234567)'`)
 	await(t, "the machine to come back", func() bool {
 		c, err := f.tryDial(m, "dev", f.signer)
@@ -152,7 +150,6 @@ setsid sleep 1000 >/dev/null 2>&1 </dev/null &`)
 	check("reboot(2)")
 }
 
-// Users and keys follow the metadata, and nobody else gets in.
 func TestNetnsLogins(t *testing.T) {
 	f := newNetnsFixture(t)
 	m := f.start(nil)
@@ -201,7 +198,7 @@ func TestNetnsLogins(t *testing.T) {
 }
 
 // Machines of one network reach each other with packets of its size. Machines of two
-// networks do not. The caller reaches all of them, at both addresses.
+// networks do not. The test reaches all of them, at both addresses.
 func TestNetnsNetwork(t *testing.T) {
 	f := newNetnsFixture(t)
 	type place struct {
@@ -254,8 +251,6 @@ func TestNetnsNetwork(t *testing.T) {
 	}
 }
 
-// The machine can ask the metadata server. The startup script runs as root at every
-// boot.
 func TestNetnsMetadata(t *testing.T) {
 	f := newNetnsFixture(t)
 	var asked atomic.Int32
@@ -283,7 +278,8 @@ func TestNetnsMetadata(t *testing.T) {
 	await(t, "the third boot to ask", func() bool { return asked.Load() == 3 })
 }
 
-// The test sets faults of settings inside of a machine. A real kernel can have them, too.
+// A real kernel can have these faults of settings, too. The test sets them inside of a
+// machine.
 func TestNetnsFaultsOfSettings(t *testing.T) {
 	f := newNetnsFixture(t)
 	m := f.start(func(s *worker.Spec) {
@@ -347,7 +343,7 @@ func TestNetnsFaultsOfSettings(t *testing.T) {
 	})
 }
 
-// outsideState returns what must be the same before, during and after the test.
+// outsideState returns what the test must leave as it is, also while it runs.
 func outsideState(t *testing.T) map[string]string {
 	t.Helper()
 	state := make(map[string]string)
@@ -356,7 +352,7 @@ func outsideState(t *testing.T) map[string]string {
 			if err != nil || !d.Type().IsRegular() {
 				return nil
 			}
-			// These are counters, and trees of interfaces that appear and disappear.
+			// Counters, and trees of interfaces that come and go.
 			for _, part := range []string{"random/", "ns_last_pid", "nr_", "pty/nr", "/neigh/", "/conf/", "pid_max", "sched_domain", "tainted", "perf_", "stat_refresh", "_count"} {
 				if strings.Contains(path, part) {
 					return nil
@@ -384,9 +380,8 @@ func outsideState(t *testing.T) map[string]string {
 	return state
 }
 
-// withoutMountsOf leaves out what is mounted below dir, because other tests that run at the
-// same time may have mounts there. Another check proves that nothing of the backend's own
-// directory is left.
+// withoutMountsOf leaves out what is mounted below dir: other tests may have mounts there
+// now. Another check proves that nothing of this backend's own directory is left.
 func withoutMountsOf(mounts []byte, dir string) (rest []byte) {
 	for line := range bytes.Lines(mounts) {
 		if f := bytes.Fields(line); len(f) < 2 || !bytes.HasPrefix(f[1], []byte(dir+"/")) {
@@ -396,8 +391,8 @@ func withoutMountsOf(mounts []byte, dir string) (rest []byte) {
 	return rest
 }
 
-// network returns the links and routes of the machine. It leaves out those of backends in
-// other tests, which may run at the same time.
+// network returns the links and routes of the machine, without those of other tests'
+// backends, which may run now.
 func network(t *testing.T, without string) string {
 	t.Helper()
 	var lines []string
@@ -415,14 +410,14 @@ func network(t *testing.T, without string) string {
 	return strings.Join(lines, "\n")
 }
 
-// The settings, mounts and accounts of the real machine do not change. The links and routes
-// that exist meanwhile are removed.
+// The settings, mounts and accounts of the real machine do not change. Links and routes are
+// removed afterwards.
 func TestNetnsChangesNothingOutside(t *testing.T) {
 	f := newNetnsFixture(t)
 	before, net := outsideState(t), network(t, "mhs")
 	m := f.start(nil)
 	c := f.dial(m)
-	// Nothing that root of a machine does affects the real machine.
+	// Whatever root of a machine does must not affect the real machine.
 	_, _, _ = runErr(t, c, `sudo -n bash -c 'cd /proc/sys
 for f in net/core/* net/ipv4/tcp_* vm/* kernel/*; do [[ -f $f ]] && read -r v <$f && echo $((v+1)) >$f; done
 mount -o remount,rw /proc/sys; ip link set ens8 mtu 1300; ip route flush table main; rm -rf /etc'`)
@@ -445,7 +440,7 @@ mount -o remount,rw /proc/sys; ip link set ens8 mtu 1300; ip route flush table m
 	}
 }
 
-// A simulator that is killed leaves nothing. Sweep reports that it found nothing.
+// A killed simulator leaves nothing. Sweep must report that it found nothing.
 func TestNetnsKilled(t *testing.T) {
 	simworker.NeedNetns(t)
 	root := t.TempDir()
@@ -489,7 +484,7 @@ func TestNetnsKilled(t *testing.T) {
 // processesNaming returns the living processes whose command line contains text.
 func processesNaming(text string) []string {
 	var found []string
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
 	for _, path := range lines {
 		data, err := os.ReadFile(path)
 		if err == nil && strings.Contains(string(data), text) {

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newOrigin creates the thread from which the process backend starts every process. A
-// process inherits signal settings, umask and descriptors from the program that starts it.
-// This program inherits them from nohup, a shell's & or a service manager. A command under
-// sshd does not depend on how sshd was started: no signal is ignored or blocked, the umask
-// is 022, and only the three descriptors of the session are open.
+// newOrigin creates the thread that starts every process of the process backend. A process
+// inherits signal settings, umask and descriptors from the program that starts it, and this
+// program has them from nohup, a shell's & or a service manager. A command under sshd does
+// not depend on how sshd was started: no signal is ignored or blocked, the umask is 022,
+// and only the three descriptors of the session are open.
 func newOrigin() (*Thread, error) {
 	if err := StartAfresh(); err != nil {
 		return nil, err
 	}
 	return NewThread(func() error {
-		// Get a separate umask, because the threads of a program otherwise share one.
+		// Get a umask of our own: the threads of a program share one otherwise.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return fmt.Errorf("leave the shared umask: %w", err)
 		}
@@ -34,9 +34,8 @@ func newOrigin() (*Thread, error) {
 	})
 }
 
-// StartAfresh ensures that programs which start from now on inherit no ignored signal. They
-// inherit only descriptors that are passed to them. The program itself continues to ignore
-// the signals.
+// StartAfresh ensures that programs started from now on inherit no ignored signal, and only
+// descriptors passed to them. This program itself still ignores the signals.
 func StartAfresh() error {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -48,8 +47,8 @@ func StartAfresh() error {
 	if err != nil {
 		return fmt.Errorf("read the ignored signals: %w", err)
 	}
-	// If a signal has a handler here, a program that starts gets the default for it. If a
-	// signal goes to a channel that nobody reads, it is ignored here.
+	// A program gets the default for a signal that has a handler here. A signal for a
+	// channel that nobody reads is ignored here.
 	nobody := make(chan os.Signal, 1)
 	for n := range 64 {
 		if ignored&(1<<n) != 0 {

@@ -24,30 +24,29 @@ type processBackend struct {
 	closed   bool
 	machines map[*machine]struct{}
 
-	nodesMade map[int]bool // numbers of NUMA nodes for which the files exist
+	nodesMade map[int]bool // the numbers of NUMA nodes for which files exist
 }
 
 // NewProcess returns the backend that needs no privileges.
 //
-// A machine's commands are ordinary processes of the caller, which bash runs in a separate
-// home below the machine's root. They start as they do under sshd, however the caller was
-// started. No signal is ignored or blocked, the umask is 022, only the three descriptors of
-// the session are open, and the environment is that of sshd. Limits, niceness and rights
-// are the caller's. Each machine has its own address, homes, /tmp (as TMPDIR and below
-// MULTIHOST_ROOT_TMP), kernel settings, devices, boot id, and state of the stand-ins. It
-// shares the rest with the machine on which the simulator runs: all other files, the
-// process table, the network, the user id. So if a command uses /proc/sys or /tmp without
-// the root variables, it gets the real one. Every command on PATH without a stand-in is the
-// real command.
+// A machine's commands are ordinary processes of the caller. bash runs them in a home below
+// the machine's root. However the caller was started, they start as under sshd: no signal
+// is ignored or blocked, the umask is 022, only the three descriptors of the session are
+// open, and the environment is that of sshd. Limits, niceness and rights are the caller's.
+// Each machine has its own address, homes, /tmp (as TMPDIR and below MULTIHOST_ROOT_TMP),
+// kernel settings, devices, boot id, and state of the stand-ins. It shares the rest with
+// the machine on which the simulator runs: all other files, the process table, the network,
+// the user id. So a command that uses /proc/sys or /tmp without the root variables gets the
+// real ones. A command on PATH without a stand-in is the real command.
 //
 // The backend recognises processes by their environment. A process can outlive the machine
 // only if it has cleared its environment, left its session and changed to a directory
 // outside the machine's root.
 //
-// It does not model: PAM, several users with different rights (sudo runs the command as
-// the same user), missing packages (except those in mayLack), disk or memory limits,
-// MaxStartups, X11 forwarding, ~/.ssh/rc, subsystems other than sftp, which needs
-// OpenSSH's sftp-server.
+// It does not model PAM, users with different rights (sudo runs the command as the same
+// user), missing packages (except those in mayLack), disk or memory limits, MaxStartups,
+// X11 forwarding, ~/.ssh/rc, and subsystems other than sftp, which needs OpenSSH's
+// sftp-server.
 func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if cfg.Root == "" {
 		return nil, errors.New("make process backend: no root directory given")
@@ -56,7 +55,7 @@ func NewProcess(cfg ProcessConfig) (Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
-	// The search for processes uses paths as the kernel shows them, so resolve links here.
+	// The search for processes uses the kernel's paths, so resolve links here.
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, fmt.Errorf("make process backend: %w", err)
 	}
@@ -111,8 +110,7 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 		ln.Close()
 		return nil, err
 	}
-	// Connection attempts wait in the listener's queue until the machine's faults are
-	// set.
+	// Attempts to connect wait in the listener's queue until the machine's faults are set.
 	err = m.serveMetadata()
 	if err == nil {
 		err = m.reset()
@@ -131,7 +129,7 @@ func (b *processBackend) start(ctx context.Context, spec Spec) (*machine, error)
 	return m, nil
 }
 
-// add registers a machine, so that Close finds it.
+// add registers a machine for Close.
 func (b *processBackend) add(m *machine) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -34,7 +34,7 @@ import (
 
 const patience = 2 * time.Minute
 
-// A fixture is a backend with everything that its tests need to log in.
+// A fixture is a backend, with what tests need to log in.
 type fixture struct {
 	t       testing.TB
 	backend worker.Backend
@@ -66,8 +66,8 @@ func newFixture(t testing.TB) *fixture {
 	return f
 }
 
-// tempDir prefers a directory in memory. On a disk, the tests would spend most of their
-// time on the files of many machines.
+// tempDir prefers a directory in memory. On a disk, the files of many machines would take
+// most of the tests' time.
 func tempDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "multihost-worker-")
@@ -82,7 +82,6 @@ func tempDir(t testing.TB) string {
 	return dir
 }
 
-// checkGoroutines fails the test if the test leaves goroutines behind.
 func checkGoroutines(t testing.TB) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
@@ -93,7 +92,7 @@ func checkGoroutines(t testing.TB) {
 	})
 }
 
-// await polls a condition for which no event exists.
+// await polls a condition that has no event.
 func await(t testing.TB, what string, cond func() bool) bool {
 	t.Helper()
 	holds := testkit.Await(patience, cond)
@@ -576,7 +575,7 @@ func set(t testing.TB, m worker.Machine, words string) {
 func TestShutdownScript(t *testing.T) { testShutdownScript(t, newFixture(t)) }
 
 // If a machine is told to end, it first runs the shutdown script as root, within its limit.
-// If a machine is reset or loses its power, it does not run the script.
+// A reset or a loss of power does not run the script.
 func testShutdownScript(t *testing.T, f *fixture) {
 	testkit.Need(t, "curl")
 	var ends atomic.Int32
@@ -665,7 +664,7 @@ func TestReboot(t *testing.T) {
 	set(t, m, "reboot 50ms")
 	if conn, err := net.Dial("tcp", f.addr(m)); err == nil {
 		conn.Close()
-		t.Log("the machine came back at once") // the test itself was slow
+		t.Log("the machine came back at once") // the test was slow
 	}
 	await(t, "the machine to come back", func() bool {
 		c, err := f.tryDial(m, "dev", f.signer)
@@ -697,7 +696,7 @@ func testCut(t *testing.T, f *fixture) {
 		if n := got.Len(); direction == "out" && (n == 0 || n > 100000) {
 			t.Errorf("cut after 100000 bytes lets %d through", n)
 		}
-		// The fault allows one cut, and that has happened.
+		// The fault allows one cut, which has happened.
 		if n := len(run(t, f.dial(m), "head -c 1048576 /dev/zero")); n != 1<<20 {
 			t.Errorf("cut %s: %d bytes after the last cut", direction, n)
 		}

@@ -18,14 +18,14 @@ import (
 )
 
 // markerName is the environment variable that marks every process of a machine. Its value
-// is the root of the machine.
+// is the machine's root.
 const markerName = "MULTIHOST_SIM_WORKER"
 
-// KillLimit limits how long processes may take to die. Only a process that is stuck in the
-// kernel takes more than milliseconds.
+// KillLimit limits how long processes may take to die. Only a process stuck in the kernel
+// takes more than milliseconds.
 const KillLimit = 10 * time.Second
 
-// killAll kills every process of the machines. It returns when none is left.
+// killAll kills every process of the machines and returns when none is left.
 func killAll(ctx context.Context, machines []*machine) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, KillLimit,
 		fmt.Errorf("processes survive SIGKILL for %v", KillLimit))
@@ -33,9 +33,9 @@ func killAll(ctx context.Context, machines []*machine) error {
 	if len(machines) == 0 {
 		return nil
 	}
-	// A process can fork while the table is being read. So one scan can miss its child. If
-	// a scan finds nothing, a second scan sees that child. A dying process loses its
-	// environment before its files. So killed processes are watched until they are zombies.
+	// A process can fork during a scan, which may then miss its child. So only a second
+	// scan without finds is proof. A dying process loses its environment before its files,
+	// so watch killed processes until they are zombies.
 	dying := make(map[int]string)
 	for clean := 0; clean < 2; {
 		found, err := processesOf(machines)
@@ -121,15 +121,14 @@ func processesOf(machines []*machine) ([]int, error) {
 	return found, nil
 }
 
-// belongs reports whether a process belongs to a machine of roots. It does if the marker in
-// its environment says so. A process without a marker belongs to a machine under two
-// conditions. Its working directory must be below the machine's root. It must also be in
-// one of the machine's sessions, or have no terminal. So a person's shell in that directory
-// is spared.
+// belongs reports whether a process belongs to a machine of roots. The marker in its
+// environment decides. Without a marker, its working directory must be below the machine's
+// root, and it must be in one of the machine's sessions or have no terminal. So a person's
+// shell in that directory is spared.
 func belongs(pid string, roots map[string]bool, sessions map[int]bool) bool {
 	env, err := os.ReadFile("/proc/" + pid + "/environ")
 	if err != nil {
-		return false // gone, or another user's
+		return false // the process has gone or belongs to another user
 	}
 	if root, ok := marker(env); ok {
 		return roots[root]
@@ -191,7 +190,7 @@ func isAncestor(pid string) bool {
 type procStat struct {
 	state          byte
 	ppid, sid, tty int
-	start          string // in clock ticks since boot; it distinguishes two processes with the same id
+	start          string // in clock ticks since boot; tells apart two processes with the same id
 }
 
 func readStat(pid string) (procStat, error) {
@@ -199,7 +198,7 @@ func readStat(pid string) (procStat, error) {
 	if err != nil {
 		return procStat{}, err
 	}
-	// The command's name may itself contain spaces and parentheses.
+	// The command's name may contain spaces and parentheses.
 	i := bytes.LastIndexByte(data, ')')
 	fields := strings.Fields(string(data[i+1:]))
 	if i < 0 || len(fields) < 20 {

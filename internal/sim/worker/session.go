@@ -31,8 +31,8 @@ const maxSessions = 10
 // acceptedEnv is AcceptEnv of Debian and Ubuntu.
 var acceptedEnv = regexp.MustCompile(`^(LANG|LC_[A-Za-z_]*)$`)
 
-// handle serves one connection until it ends. As with sshd, commands that the connection
-// has started may outlive it.
+// handle serves one connection until it ends. As with sshd, commands may outlive the
+// connection.
 func (m *machine) handle(c *FaultyConn) {
 	if !c.Pause(m.Slowness("handshake").Duration) {
 		return
@@ -53,7 +53,7 @@ func (m *machine) handle(c *FaultyConn) {
 		case "direct-tcpip":
 			l.openForward(nc)
 		default:
-			// sshd sends the same refusal for every channel type that it does not open.
+			// sshd refuses every channel type that it does not open with this text.
 			_ = nc.Reject(ssh.ConnectionFailed, "open failed")
 		}
 	}
@@ -77,8 +77,8 @@ type login struct {
 	noMore bool // the client has asked that no more sessions be opened
 }
 
-// globalRequests answers as sshd does. sshd does not know keepalive@openssh.com, but its
-// refusal shows that it is alive.
+// globalRequests answers as sshd does. sshd refuses keepalive@openssh.com, which it does
+// not know, and so shows that it is alive.
 func (l *login) globalRequests(reqs <-chan *ssh.Request) {
 	for r := range reqs {
 		ok := r.Type == "no-more-sessions@openssh.com"
@@ -96,9 +96,8 @@ func (l *login) globalRequests(reqs <-chan *ssh.Request) {
 func (l *login) acquire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// OpenSSH's client opens its session and then asks that no more be opened. The two
-	// requests arrive here on different channels. So the second one may overtake the first
-	// one.
+	// OpenSSH's client opens its session and then forbids further ones. The requests arrive
+	// here on different channels, so the second may overtake the first.
 	if l.noMore && l.opened || l.open >= maxSessions {
 		return false
 	}
@@ -170,8 +169,8 @@ func (l *login) openForward(nc ssh.NewChannel) {
 	})
 }
 
-// reasonOf returns sshd's message about a forwarded connection that failed. This is the
-// system's text for the error, such as "Connection refused".
+// reasonOf returns sshd's message about a forwarded connection that failed: the system's
+// text for the error, such as "Connection refused".
 func reasonOf(err error) string {
 	text := "open failed"
 	var errno syscall.Errno
@@ -198,8 +197,8 @@ type session struct {
 	closed chan struct{}
 }
 
-// requests serves the requests of the channel until the client closes the channel or the
-// connection ends. Then the command loses its pipes, but nothing else happens to it.
+// requests serves the requests of the channel until the client closes it or the connection
+// ends. Then the command loses its pipes, and nothing else happens to it.
 func (s *session) requests(reqs <-chan *ssh.Request) {
 	for r := range reqs {
 		started := s.proc != nil
@@ -260,7 +259,7 @@ func (s *session) request(r *ssh.Request) bool {
 	return false
 }
 
-// textOf returns the one string that a request has.
+// textOf returns the only string in a request.
 func textOf(r *ssh.Request) (text string, ok bool) {
 	var v struct{ Text string }
 	if ssh.Unmarshal(r.Payload, &v) != nil {
@@ -269,8 +268,8 @@ func textOf(r *ssh.Request) (text string, ok bool) {
 	return v.Text, true
 }
 
-// sftpServer returns the path of OpenSSH's sftp-server at the usual places. It returns ""
-// if there is none.
+// sftpServer returns the path of OpenSSH's sftp-server, or "" if it is at none of the usual
+// places.
 func sftpServer() string {
 	for _, file := range []string{"/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server", "/usr/libexec/sftp-server"} {
 		if _, err := os.Stat(file); err == nil {
@@ -300,9 +299,9 @@ func (s *session) start(argv ...string) bool {
 	return true
 }
 
-// run copies bytes between the channel and the command. It reports how the command ended.
-// As with sshd, the channel stays open after that while a process holds the other ends of
-// the pipes.
+// run copies bytes between the channel and the command, and reports how the command ended.
+// As with sshd, the channel then stays open while a process holds the other ends of the
+// pipes.
 func (s *session) run() {
 	p := s.proc
 	var in, out sync.WaitGroup
@@ -324,7 +323,7 @@ func (s *session) run() {
 		out.Go(func() {
 			_, _ = io.Copy(to, f)
 			if !p.tty {
-				f.Close() // so the command notices that the client no longer reads
+				f.Close() // so that the command notices that the client no longer reads
 			}
 			if left.Add(-1) == 0 {
 				_ = s.ch.CloseWrite()
@@ -354,7 +353,7 @@ func (s *session) run() {
 	s.login.release()
 }
 
-// environment returns the environment of a login, and its home. It creates the home.
+// environment returns the environment of a login, and its home, which it creates.
 func (l *login) environment() (env []string, home string, err error) {
 	m := l.m
 	env, home, err = m.Login(l.user)
@@ -380,8 +379,8 @@ func (l *login) environment() (env []string, home string, err error) {
 	return append(env, m.Spec.Env...), home, m.startupFile(home)
 }
 
-// notIn returns the last value of each variable of the client that the machine does not set
-// itself. The machine's own values, such as LANG, take precedence.
+// notIn returns the last value of each variable of the client, without variables that the
+// machine sets itself, such as LANG.
 func notIn(client, own []string) (rest []string) {
 	name := func(entry string) string { return entry[:strings.IndexByte(entry, '=')+1] }
 	for i, e := range client {
@@ -393,8 +392,8 @@ func notIn(client, own []string) (rest []string) {
 	return rest
 }
 
-// clockSet reports whether somebody on the machine has corrected its clock after the fault
-// changed it, see standin/systemctl.sh.
+// clockSet reports whether somebody on the machine has corrected the clock that the fault
+// changed. See standin/systemctl.sh.
 func (d disk) clockSet() bool {
 	_, err := os.Stat(d.path("state/clock-set"))
 	return err == nil
@@ -445,15 +444,15 @@ func (m *machine) shell() string {
 // startupMark marks the start-up files that the simulator has written.
 const startupMark = "# fault of the simulator\n"
 
-// startupFile writes the start-up file of the fault to a home. Without the fault, it
-// removes the file.
+// startupFile writes the start-up file of the fault to a home, or removes it if there is no
+// fault.
 func (m *machine) startupFile(home string) error {
 	file := filepath.Join(home, ".bashrc")
 	old, err := os.ReadFile(file)
 	if f, ok := m.fault(Startup); ok {
 		_, text := f.Startup()
 		if string(old) == startupMark+text {
-			return nil // another login may be reading it
+			return nil // another login may read the file now
 		}
 		return os.WriteFile(file, []byte(startupMark+text), 0o644)
 	}

@@ -3,8 +3,8 @@ package worker
 import "syscall"
 
 // Signals are the signals that an SSH client may send to a command, by their names in the
-// protocol (RFC 4254 §6.10). OpenSSH accepts no others. Workers are Linux machines. Windows
-// has no names for the last two signals, so these are numbers.
+// protocol (RFC 4254 §6.10). OpenSSH accepts no others. The last two are numbers: workers
+// run Linux, but Windows has no names for them.
 var Signals = map[string]syscall.Signal{
 	"ABRT": syscall.SIGABRT,
 	"ALRM": syscall.SIGALRM,
@@ -21,7 +21,7 @@ var Signals = map[string]syscall.Signal{
 	"USR2": syscall.Signal(12),
 }
 
-// signalName returns the name in the protocol for a signal that ended a command.
+// signalName returns the protocol's name for a signal that ended a command.
 func signalName(sig syscall.Signal) string {
 	for name, s := range Signals {
 		if s == sig {

@@ -17,7 +17,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A standinRow is one command with all that it answers.
+// A standinRow is one command and its whole answer.
 type standinRow struct {
 	line   string
 	status int
@@ -247,8 +247,6 @@ func TestAMissingProgramComesBackByAptGet(t *testing.T) {
 	checkRows(t, c, []standinRow{all})
 }
 
-// What the commands of a machine change is invisible to the other machines, and to the
-// machine on which the simulator runs.
 func TestMachinesAreApart(t *testing.T) {
 	outside := func() string {
 		var all []string
@@ -258,7 +256,7 @@ func TestMachinesAreApart(t *testing.T) {
 		} {
 			text, _ := os.ReadFile(p)
 			for line := range strings.Lines(string(text)) {
-				if !strings.HasPrefix(line, "mhs") { // these machines of the netns backend belong to other tests
+				if !strings.HasPrefix(line, "mhs") { // other tests have these machines of the netns backend
 					all = append(all, line)
 				}
 			}

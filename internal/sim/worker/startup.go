@@ -13,7 +13,7 @@ import (
 )
 
 // serveMetadata starts the metadata server of a machine of the process backend, on a port
-// of the machine's own address.
+// of the machine's address.
 func (m *machine) serveMetadata() error {
 	if m.Spec.Metadata == nil {
 		return nil
@@ -28,9 +28,9 @@ func (m *machine) serveMetadata() error {
 	return nil
 }
 
-// startup does what the guest agent does at boot. It creates the users for which the
+// startup does what the guest agent does at boot: it creates the users for which the
 // metadata has keys, and runs the startup script as root. It returns when the script has
-// ended, by itself or because the machine ends.
+// ended, by itself or with the machine.
 func (m *machine) startup() {
 	if m.metaAddr == "" {
 		return
@@ -38,16 +38,15 @@ func (m *machine) startup() {
 	if m.Spec.AuthorizedKeys != nil {
 		for _, line := range m.Spec.AuthorizedKeys() {
 			if login, _, ok := strings.Cut(line, ":"); ok && LoginName.MatchString(login) {
-				_ = os.MkdirAll(m.path("home", login), 0o755) // a later login tries again
+				_ = os.MkdirAll(m.path("home", login), 0o755) // the next login tries again
 			}
 		}
 	}
 	m.runScript(StartupScript)
 }
 
-// shutdown does what the guest agent does when a machine ends. It runs the shutdown script
-// for at most limit. If the script still runs after that, the caller must kill it and wait
-// for ended.
+// shutdown does what the guest agent does when a machine ends: it runs the shutdown script
+// for at most limit. If the script runs longer, the caller must kill it and wait for ended.
 func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	if m.metaAddr == "" {
@@ -69,8 +68,8 @@ func (m *machine) shutdown(ctx context.Context, limit time.Duration) (ended <-ch
 	return done
 }
 
-// If the metadata has the script, runScript runs it as root. It returns when the script has
-// ended, by itself or because the machine ends.
+// runScript runs the script of that name as root, if the metadata has it. It returns when
+// the script has ended, by itself or with the machine.
 func (m *machine) runScript(name string) {
 	script := m.metaAddr.attribute(m.Ctx, name)
 	if script == "" {
@@ -96,14 +95,14 @@ func (m *machine) runScript(name string) {
 		Dir: m.root, Env: append(env, m.Spec.Env...), Files: []*os.File{null, out, out}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err == nil {
-		_, _ = proc.Wait() // its log stays on the machine
+		_, _ = proc.Wait() // the log of the script stays on the machine
 	}
 }
 
-// A metadataAt is the address of a machine's metadata server. It is "" if there is none.
+// A metadataAt is the address of a machine's metadata server, or "".
 type metadataAt string
 
-// attribute returns a value of the metadata, or "" if it does not exist.
+// attribute returns a value of the metadata, or "" if there is none.
 func (a metadataAt) attribute(ctx context.Context, name string) string {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+string(a)+"/computeMetadata/v1/instance/attributes/"+name, nil)
 	if err != nil {

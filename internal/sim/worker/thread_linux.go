@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OnOwnThread runs f on a thread that ends with f. So f may change state that the kernel
-// keeps for each thread, such as namespaces. It returns when f returns.
+// OnOwnThread runs f on a thread that ends with f. So f may change what the kernel keeps
+// per thread, such as namespaces. It returns when f returns.
 func OnOwnThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			// The first thread must never end. It stays locked here, so the next goroutine
-			// gets another thread.
+			// The first thread must never end. Its goroutine stays locked to it here, so
+			// the next one gets another thread.
 			result <- OnOwnThread(f)
 			runtime.UnlockOSThread()
 			return
@@ -26,14 +26,14 @@ func OnOwnThread(f func() error) error {
 	return <-result
 }
 
-// A Thread runs functions one after another on its own thread, which setup has prepared.
+// A Thread runs functions, one after another, on one thread.
 type Thread struct {
 	tasks chan func()
 	quit  chan struct{}
 	ended chan struct{}
 }
 
-// NewThread starts a thread and prepares it with setup. The caller ends it with End.
+// NewThread starts a thread and runs setup on it first. The caller ends it with End.
 func NewThread(setup func() error) (*Thread, error) {
 	t := &Thread{tasks: make(chan func()), quit: make(chan struct{}), ended: make(chan struct{})}
 	ready := make(chan error)
@@ -73,7 +73,7 @@ func (t *Thread) Do(f func() error) error {
 	}
 }
 
-// End ends the thread and waits until it has ended. It must be called only once.
+// End ends the thread and waits for its end. Call it only once.
 func (t *Thread) End() {
 	close(t.quit)
 	<-t.ended
@@ -82,7 +82,7 @@ func (t *Thread) End() {
 // OpenNetwork returns a handle on the network namespace of a process.
 func OpenNetwork(pid int) (*os.File, error) { return os.Open(ProcPath(pid, "ns/net")) }
 
-// InNetwork runs f in a network namespace. Sockets that f creates stay in that namespace.
+// InNetwork runs f in a network namespace. Sockets that f creates stay there.
 func InNetwork(network *os.File, f func() error) error {
 	return OnOwnThread(func() error {
 		// Unlike Fd, SyscallConn is safe during a concurrent Close.

@@ -10,5 +10,5 @@ var errNeedLinux = errors.New("simulated workers need Linux")
 // it needs /proc and a whole network of loopback addresses.
 func NewProcess(ProcessConfig) (Backend, error) { return nil, errNeedLinux }
 
-// TryPort says why machines cannot listen on a port here.
+// TryPort returns why machines cannot listen on a port here.
 func TryPort(int) error { return errNeedLinux }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# apt-get of a simulated worker: reports what a worker has as installed. Restores a program
-# that a fault has removed.
+# apt-get of a simulated worker: reports packages as installed that a worker has, and
+# restores a program that a fault has removed.
 root=${0%/bin/*}
 if [ "$("$root/bin/id" -u)" != 0 ]; then
   echo 'E: Could not open lock file /var/lib/dpkg/lock-frontend - open (13: Permission denied)' >&2
@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
         if [ "$verb" = install ]; then
           case $1 in
             numactl | ethtool)
-              # If a program is missing, bin is the worker's own directory.
+              # If a program is missing, bin is a directory of this worker.
               if [ ! -e "$root/bin/$1" ]; then
                 link=$(readlink "$root/bin/sudo")
                 ln -s "${link%/*}/$1" "$root/bin/$1" || exit 100

@@ -1,5 +1,5 @@
 #!/bin/bash -p
-# ethtool of a simulated worker: features are "name on|off" lines of a file.
+# ethtool of a simulated worker: its features are lines "name on|off" of a file.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"

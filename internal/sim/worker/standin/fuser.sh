@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# fuser of a simulated worker: lists the worker's own processes that hold a file. With -k it
-# sends them a signal. A path below /dev means a device of the worker.
+# fuser of a simulated worker: lists the worker's own processes that hold a file, and with
+# -k sends them a signal. A path below /dev is a device of the worker.
 root=${0%/bin/*}
 kill='' signal=KILL silent='' status=1 files=()
 

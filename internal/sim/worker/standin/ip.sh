@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# ip of a simulated worker: its IPv4 routes are lines of a file, as ip prints them. Its
-# links are the directories below its own /sys/class/net.
+# ip of a simulated worker: the IPv4 routes are lines of a file, as ip prints them. The
+# links are the directories below the worker's own /sys/class/net.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"
@@ -96,8 +96,8 @@ route_show() {
   fi
 }
 
-# route_parse WORD...: sets line to what ip would print about the route in its arguments. If
-# the arguments have proto boot, which ip does not print, it sets boot.
+# route_parse WORD...: sets line to what ip would print about the route in its arguments. It
+# sets boot if they contain proto boot, which ip does not print.
 boot=''
 route_parse() {
   local dest='' via='' dev='' proto='' scope='' src='' metric='' more='' name value lock
@@ -127,8 +127,8 @@ route_parse() {
         fi
         value=$2
         if [[ $name == rto_min ]]; then
-          # As in the kernel, a rto_min is always locked. ip prints a word for that, but
-          # does not accept it.
+          # As in the kernel, a rto_min is always locked. ip prints a word for that but does
+          # not accept it.
           if [[ ! $value =~ ^([0-9]+)(ms|s)?$ ]]; then
             fail 255 "Error: argument \"$value\" is wrong: \"rto_min\" value is invalid"
           fi
@@ -172,7 +172,7 @@ route_change() {
   may_write route
   while read -r old; do
     [[ $old == "$line" && ($verb == *pend || -n $found) ]] && exists=yes
-    # Only the first route with that destination and metric is changed. Deleting removes the
+    # A change affects only the first route with that destination and metric, a deletion the
     # first route that matches the arguments.
     if [[ -z $found && ${old%% *} == "${line%% *}" ]] && same "$verb" "$old" "$line"; then
       found=yes
@@ -218,8 +218,8 @@ same() {
   done
 }
 
-# add_peer: puts $line after the routes with the same destination and metric. To prepend it,
-# puts it before them. Routes are in the order of their metrics.
+# add_peer: puts $line after the routes with the same destination and metric, or before them
+# to prepend it. Routes are in the order of their metrics.
 add_peer() {
   local old mine theirs all=() line_added=''
   mine=$(field metric "$line")
@@ -262,7 +262,7 @@ links() {
   done
 }
 
-# link_show WITH ...: prints links. If WITH is not empty, also prints their addresses.
+# link_show WITH ...: prints links, with their addresses if WITH is not empty.
 link_show() {
   local with=$1 dev='' name n mtu sep=$'\n' out=() list
   shift

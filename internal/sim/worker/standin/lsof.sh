@@ -1,6 +1,6 @@
 #!/bin/bash -p
 # lsof of a simulated worker: lists the worker's own processes that hold a file. A path
-# below /dev means a device of the worker.
+# below /dev is a device of the worker.
 root=${0%/bin/*}
 terse='' status=0 files=()
 

@@ -1,6 +1,6 @@
 #!/bin/bash -p
 # numactl of a simulated worker: checks that the worker has the given nodes, and runs the
-# command without binding it.
+# command unbound.
 root=${0%/bin/*}
 nodes=$root/sys/devices/system/node
 

@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# pkill, pgrep and killall of a simulated worker: the real pgrep chooses processes, and only
-# the worker's own count.
+# pkill, pgrep and killall of a simulated worker: the real pgrep chooses processes, of which
+# only the worker's own count.
 root=${0%/bin/*}
 me=${0##*/}
 PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin

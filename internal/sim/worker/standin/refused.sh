@@ -1,4 +1,4 @@
 #!/bin/sh
-# Stand-in for every command that would change the machine on which the simulator runs.
+# Stand-in for commands that would change the machine on which the simulator runs.
 echo "${0##*/}: not modelled by the simulator" >&2
 exit 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints the ids of the worker's own processes. It finds them by the mark in their
+# Prints the ids of the worker's own processes, which it finds by the mark in their
 # environment. With an argument FILE, it prints only those that have FILE open, with the
 # descriptor.
 root=${0%/bin/*}
@@ -10,7 +10,7 @@ if [ $# -eq 0 ]; then
   done
   exit
 fi
-# find takes a pattern, so escape the special characters of the path.
+# find takes a pattern, so escape special characters in the path.
 pattern=$(printf %s "$1" | sed 's/[][*?\\]/\\&/g')
 set --
 for pid in $own; do

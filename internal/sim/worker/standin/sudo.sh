@@ -1,7 +1,7 @@
 #!/bin/sh
-# sudo of a simulated worker. The command runs as the same user. It has the environment that
-# sudo's env_reset leaves, and the variables that keep it inside the worker. So a script
-# that depends on its environment under sudo fails here as it does on a real worker.
+# sudo of a simulated worker. The command runs as the same user, with the environment that
+# sudo's env_reset leaves and the variables that keep it inside the worker. So a script that
+# depends on its environment fails under sudo here, as on a real worker.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"

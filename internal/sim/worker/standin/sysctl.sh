@@ -1,6 +1,6 @@
 #!/bin/bash -p
 # sysctl of a simulated worker: reads and writes the files below the worker's own /proc/sys.
-# Writing needs root, which means sudo.
+# To write, it needs root, which means sudo.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"
@@ -89,5 +89,5 @@ fi
 for word in "${words[@]}"; do
   one "$word" || status=1
 done
-# procps 3.3.17, which Ubuntu 22.04 has, exits with 255 where later versions exit with 1.
+# procps 3.3.17 of Ubuntu 22.04 exits with 255 where later versions exit with 1.
 ((status == 0)) || exit 255

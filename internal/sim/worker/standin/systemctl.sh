@@ -1,7 +1,7 @@
 #!/bin/sh
-# systemctl of a simulated worker. It can restart chrony. That sets the clock, and so
-# corrects a clock that a fault has changed. It can also restart Google's Ops Agent, which
-# exists. state/ops-agent counts the restarts of the agent. Nothing else is modelled.
+# systemctl of a simulated worker. It can restart chrony, which corrects a clock that a
+# fault has changed. It can also restart Google's Ops Agent; state/ops-agent counts these
+# restarts. Nothing else is modelled.
 root=${0%/bin/*}
 # shellcheck source=/dev/null
 . "$root/bin/rights.sh"

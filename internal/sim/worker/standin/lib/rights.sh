@@ -1,10 +1,9 @@
 #!/bin/sh
 # Rights on a simulated worker, for the stand-ins that source this file. It starts no
-# process. Where that is slow, preflights would spend most of their time on it.
+# process: preflights would spend most of their time on that where processes start slowly.
 # shellcheck disable=SC2154 # root is set by who sources this
 
-# is_root: a login is an ordinary user, and is root under sudo, no matter who runs the
-# simulator.
+# is_root: a login is an ordinary user, and is root under sudo, whoever runs the simulator.
 is_root() { [ -n "${SUDO_UID-}" ] && [ "${USER-}" = root ]; }
 
 # listed LINE FILE: succeeds if FILE in the worker's state has that line.
