@@ -9,7 +9,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// taken is a backend that runs beside another one, which uses some of the addresses.
+// taken is a backend beside another one that uses some of the addresses.
 type taken struct {
 	worker.Backend
 	has func(netip.Addr) bool
@@ -29,7 +29,7 @@ func TestWorkersDoNotGetAddressesOfAnotherSimulator(t *testing.T) {
 	}
 }
 
-// The networks have the same ranges, and this machine reaches the workers of all of them.
+// Networks have the same ranges, and this machine reaches the workers of all of them.
 func TestWorkersOfTwoNetworksShareNoAddress(t *testing.T) {
 	t.Parallel()
 	_, fakes := start(t, preset(t, "a:1xv4-16,b:2xv4-16"))

@@ -21,8 +21,7 @@ import (
 	"multihost/internal/sim/netns"
 )
 
-// stateFile is the name of a file in a simulator's directory. With this file, clients find
-// the simulator.
+// stateFile is the file in a simulator's directory by which clients find the simulator.
 const stateFile = "sim.json"
 
 type stateRecord struct {
@@ -70,8 +69,8 @@ func readState(dir string) (stateRecord, error) {
 	return record, json.Unmarshal(b, &record)
 }
 
-// ErrNotRunning says that no running simulator has the directory. ErrRunning says that one
-// already has it.
+// ErrNotRunning says that no running simulator has the directory, ErrRunning that one has
+// it already.
 var (
 	ErrNotRunning = fault.New(fault.Unavailable, "no simulator is running")
 	ErrRunning    = fault.New(fault.Unavailable, "a simulator is running already")
@@ -93,8 +92,8 @@ type Client struct {
 	http   *http.Client
 }
 
-// Open finds the running simulator that has the state directory dir. If there is none, the
-// error matches ErrNotRunning. Open then removes what a dead simulator left.
+// Open finds the running simulator with the state directory dir. If there is none, the
+// error matches ErrNotRunning, and Open removes what a dead simulator left.
 func Open(dir string) (*Client, error) {
 	record, err := readState(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,14 +130,14 @@ func alive(pid int) bool {
 	return err == nil || errors.Is(err, os.ErrPermission)
 }
 
-// zombie reports whether a process has ended while its parent has not waited for it.
-// Without /proc it returns false.
+// zombie reports whether a process has ended and its parent has not waited for it. Without
+// /proc it returns false.
 func zombie(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	// The name before the state may itself contain parentheses.
+	// The name before the state may contain parentheses.
 	rest := string(stat[bytes.LastIndexByte(stat, ')')+1:])
 	return strings.HasPrefix(rest, " Z")
 }
@@ -158,8 +157,8 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return st, c.call(ctx, http.MethodGet, "status", nil, &st)
 }
 
-// Fault sets a fault. text has the form that ParseFault reads. The id is for Clear. It is 0
-// for a fault that happens once and is over.
+// Fault sets a fault. text has the form for ParseFault. id is for Clear. It is 0 for a
+// fault that happens once and is over.
 func (c *Client) Fault(ctx context.Context, text string) (id int, err error) {
 	if _, err := cloud.ParseFault(text); err != nil {
 		return 0, err
@@ -176,7 +175,7 @@ func (c *Client) Clear(ctx context.Context, which string) (int, error) {
 	return reply.Cleared, err
 }
 
-// If the simulator has Config.Login, Login logs the user in again.
+// Login logs the user in again, if the simulator has Config.Login.
 func (c *Client) Login(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "login", nil, nil)
 }
@@ -189,7 +188,7 @@ func (c *Client) Down(ctx context.Context) error {
 		return cleanUp(ctx, c.dir)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		return err // otherwise the simulator has ended before it answered, as it was asked to
+		return err // otherwise the simulator has ended, as asked, before it answered
 	}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -217,7 +216,7 @@ func (c *Client) call(ctx context.Context, method, what string, body, into any) 
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		// The simulator died, and another process now has its number.
+		// The simulator died, and another process has its number now.
 		return fmt.Errorf("ask simulator of process %d: %w", c.record.PID, ErrNotRunning)
 	}
 	if err != nil {

@@ -45,8 +45,7 @@ func newCompute(t *testing.T, s *sim.Server) computeClients {
 	return c
 }
 
-// finish waits until the operation is done. It uses the wait of the server, so it need not
-// poll.
+// finish waits until the operation is done. The server's wait makes polling unnecessary.
 func (c computeClients) finish(t *testing.T, op *compute.Operation) *computepb.Operation {
 	t.Helper()
 	done, err := c.ops.Wait(t.Context(), &computepb.WaitGlobalOperationRequest{Project: sim.DefaultProject, Operation: op.Name()})

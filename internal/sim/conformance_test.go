@@ -23,7 +23,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A tap is the API of a simulator. It records the requests and answers.
+// A tap is the API of a simulator, with a record of requests and answers.
 type tap struct {
 	*httptest.Server
 	sim *sim.Server
@@ -55,7 +55,7 @@ func (p *tap) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header()[k] = v
 	}
 	w.WriteHeader(answer.Code)
-	_, _ = w.Write(answer.Body.Bytes()) // the client is gone, so nobody needs the error
+	_, _ = w.Write(answer.Body.Bytes()) // the client has gone, so nobody needs the error
 }
 
 func (p *tap) exchanges() []exchange {
@@ -64,8 +64,8 @@ func (p *tap) exchanges() []exchange {
 	return slices.Clone(p.log)
 }
 
-// clients returns our own clients, which use p. Their clock runs fast, so that their pauses
-// take little time.
+// clients returns our own clients for p. Their clock runs fast, so that their pauses take
+// little time.
 func (p *tap) clients() (*network.Client, *qr.Client) {
 	g := gcp.New(gcp.Config{
 		Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true,
@@ -74,9 +74,9 @@ func (p *tap) clients() (*network.Client, *qr.Client) {
 	return network.New(g, qr.LifeOf), qr.New(g)
 }
 
-// The test compares the requests of our clients and the answers of the simulator with
-// Google's descriptions of its APIs, from the first network to the last deletion. It
-// compares methods, paths, parameters, fields, types, enumerations and required fields.
+// The test compares our clients' requests and the simulator's answers with Google's
+// descriptions of its APIs, from the first network to the last deletion: methods, paths,
+// parameters, fields, types, enumerations and required fields.
 func TestDiscoveryDocumentsDescribeTheMainPath(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -187,8 +187,8 @@ func TestDiscoveryDocumentsDescribeTrouble(t *testing.T) {
 	c.report(t)
 }
 
-// The answers about a slice of Compute Engine agree with the document of the API. The test
-// goes from the policy to the last deletion, also with faults.
+// The answers about a slice of Compute Engine agree with the document of the API, from the
+// policy to the last deletion, also with faults.
 func TestDiscoveryDocumentsDescribeComputeEngineSlices(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -340,7 +340,7 @@ func makeNetworks(t *testing.T, c *network.Client) {
 	}
 }
 
-// everyTier returns one request for each tier. One of them has every optional field.
+// everyTier returns one request for each tier, one of them with every optional field.
 func everyTier(t *testing.T) []qr.Request {
 	t.Helper()
 	var all []qr.Request
@@ -413,8 +413,8 @@ func useQueued(t *testing.T, c *qr.Client, r qr.Request) {
 	}
 }
 
-// readTheRest reads everything that the simulator serves and that only gcloud requests. It
-// uses both versions of the TPU API.
+// readTheRest reads everything that the simulator serves and only gcloud requests, with
+// both versions of the TPU API.
 func readTheRest(t *testing.T, p *tap) {
 	t.Helper()
 	r := qr.Request{ID: "left", NodeCount: 2, Tier: qr.Spot, Network: "mtu9k"}

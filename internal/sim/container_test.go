@@ -26,8 +26,8 @@ func withNetwork(t *testing.T, networks *network.Client) {
 	testkit.Must(t, err)
 }
 
-// The test compares the requests of our client for clusters, and the answers of the
-// simulator, with Google's description of the API.
+// The test compares our client's requests for clusters, and the simulator's answers, with
+// Google's description of the API.
 func TestDiscoveryDocumentsDescribeClusters(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}
@@ -76,7 +76,7 @@ func TestDiscoveryDocumentsDescribeClusters(t *testing.T) {
 			rest{t, p.URL + version + inLocation}.must("GET", path, "")
 		}
 	}
-	// The product may find each operation done in the answer that begins it.
+	// multihost may find each operation done in the answer that begins it.
 	operations := rest{t, p.URL + "/v1beta1" + inLocation}.must("GET", "/operations", "")["operations"].([]any)
 	rest{t, p.URL + "/v1beta1" + inLocation}.must("GET", "/operations/"+operations[0].(map[string]any)["name"].(string), "")
 	if _, err := clusters.Delete(t.Context(), "c", false); err != nil {
@@ -96,7 +96,7 @@ func TestDiscoveryDocumentsDescribeClusters(t *testing.T) {
 	}
 }
 
-// The container API refuses what is impossible. It says which field is wrong.
+// The container API refuses what is impossible, and says which field is wrong.
 func TestRefusalsOfClusters(t *testing.T) {
 	t.Parallel()
 	s, _ := start(t)

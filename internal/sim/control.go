@@ -65,20 +65,20 @@ type GroupStatus struct {
 	ID       string     `json:"id"`
 	Zone     string     `json:"zone"`
 	Type     string     `json:"type"`
-	Waiting  bool       `json:"waiting"`            // for its VMs
-	Topology string     `json:"topology,omitempty"` // state of its topology; empty: it has no topology
+	Waiting  bool       `json:"waiting"`            // it waits for its VMs
+	Topology string     `json:"topology,omitempty"` // state of its topology; "": it has none
 	VMs      []VMStatus `json:"vms"`
 }
 
-// VMStatus is one VM of a group. The VM need not exist yet.
+// VMStatus is one VM of a group, which need not exist yet.
 type VMStatus struct {
 	Name    string `json:"name"`
-	Worker  int    `json:"worker"`            // its number in the slice
-	Status  string `json:"status,omitempty"`  // empty: the VM does not exist
-	Address string `json:"address,omitempty"` // address with port; empty: it does not run
+	Worker  int    `json:"worker"`            // number of the worker in the slice
+	Status  string `json:"status,omitempty"`  // "": the VM does not exist
+	Address string `json:"address,omitempty"` // address with port; "": the VM does not run
 }
 
-// FaultStatus is one active fault. Left is how many more times it happens. AllCalls means
+// FaultStatus is one active fault. Left is how many more times it happens; AllCalls means
 // until it is cleared.
 type FaultStatus struct {
 	ID    int    `json:"id"`
@@ -156,8 +156,8 @@ type (
 	}
 )
 
-// serveControl answers requests below /sim/v1/. They are GET of status, env or requests,
-// POST of faults, login or down, and DELETE of faults/{ID|NAME|all}.
+// serveControl answers requests below /sim/v1/: GET of status, env or requests, POST of
+// faults, login or down, and DELETE of faults/{ID|NAME|all}.
 func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 	v, err := s.control(r)
 	if err != nil {
@@ -173,8 +173,8 @@ func (s *Server) serveControl(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) control(r *http.Request) (any, error) {
-	// A web page in the user's browser must not be able to use the control endpoint of a
-	// simulator on loopback.
+	// No web page in the user's browser may use the control endpoint of a simulator on
+	// loopback.
 	if r.Header.Get("Origin") != "" {
 		return nil, wire.Errorf(http.StatusForbidden, "requests from web pages are refused")
 	}

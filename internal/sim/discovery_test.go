@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// A discovery document is Google's own description of one version of an API. Only what the
-// checks need is read from it.
+// A discovery document is Google's own description of one version of an API. It has only
+// what the checks need.
 type discovery struct {
 	Name, Version, ServicePath string
 	Parameters                 map[string]*schema
@@ -40,10 +40,10 @@ type discoveryMethod struct {
 	Request, Response    *schema
 
 	doc      *discovery
-	template *regexp.Regexp // matches the path, from the slash at its beginning
+	template *regexp.Regexp // matches the path, including the first slash
 }
 
-// A schema describes a value, which is a parameter or a part of a body.
+// A schema describes a value: a parameter or a part of a body.
 type schema struct {
 	Ref                  string `json:"$ref"`
 	Type, Format         string
@@ -59,7 +59,7 @@ type schema struct {
 	Annotations          struct{ Required []string } // ids of methods
 }
 
-// loadDiscovery reads the documents that come with Google's Go clients.
+// loadDiscovery reads the documents in Google's Go clients.
 func loadDiscovery(t *testing.T) []*discovery {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "google.golang.org/api").Output()
@@ -103,7 +103,7 @@ func (d *discovery) collect(resources map[string]*discoveryResource) {
 	}
 }
 
-// findMethod returns the one method that a request calls.
+// findMethod returns the method that a request calls.
 func findMethod(docs []*discovery, verb, path string) (*discoveryMethod, error) {
 	var found []*discoveryMethod
 	for _, d := range docs {
@@ -147,11 +147,10 @@ type exchange struct {
 
 func (e exchange) String() string { return e.verb + " " + e.url.RequestURI() }
 
-// A checker collects where exchanges contradict the documents. It keeps each contradiction
-// only once.
+// A checker collects where exchanges contradict the documents, each contradiction once.
 type checker struct {
 	docs     []*discovery
-	problems map[string]string // the problem → the first exchange that has it
+	problems map[string]string // the problem → the first exchange with it
 	called   map[string]int    // number of successful calls, by id of the method
 	current  string
 }
@@ -228,7 +227,7 @@ type walker struct {
 	doc    *discovery
 	method string
 	asked  bool // the body is a request, so it must not have output-only fields
-	whole  bool // it must have the required fields. A patch has only those in its mask
+	whole  bool // the body must have the required fields. A patch has only those in its mask
 }
 
 func (w walker) text(where, body string, s *schema) {
@@ -247,8 +246,8 @@ func (w walker) text(where, body string, s *schema) {
 
 func (w walker) value(where string, v any, s *schema) {
 	if s.Ref != "" {
-		// From here on, positions start at the message. So a problem has the same name
-		// wherever the message is, and appears only once.
+		// From here on, positions start at the message, so that a problem has the same name
+		// wherever the message is, and appears once.
 		where = strings.Fields(where)[0] + " " + strings.Fields(where)[1] + " " + s.Ref
 		s = w.doc.Schemas[s.Ref]
 	}
@@ -374,7 +373,7 @@ func (c *checker) report(t *testing.T) {
 	}
 }
 
-// The check finds every kind of fault for which it is made.
+// The check must find every kind of fault for which it is made.
 func TestDiscoveryCheckFindsFaults(t *testing.T) {
 	t.Parallel()
 	docs := loadDiscovery(t)

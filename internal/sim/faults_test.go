@@ -228,7 +228,7 @@ func TestStateOfADeadSimulatorIsCleaned(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sim.json")
-	// No process has this number, because it is above the largest pid_max of the kernel.
+	// No process has this number: it is above the kernel's largest pid_max.
 	if err := os.WriteFile(file, []byte(`{"url":"http://127.0.0.1:1","pid":4194305}`), 0o600); err != nil {
 		t.Fatal(err)
 	}

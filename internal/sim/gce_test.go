@@ -26,7 +26,7 @@ import (
 // A rest is the Compute API of a simulator, called with plain JSON.
 type rest struct {
 	t   *testing.T
-	url string // URL of the project
+	url string // of the project
 }
 
 func newRest(t *testing.T, url string) rest {
@@ -56,8 +56,7 @@ func (r rest) call(method, path, body string) (int, map[string]any) {
 	return resp.StatusCode, m
 }
 
-// must does what call does, for requests that succeed. It waits until the operation has
-// ended.
+// must is call for requests that succeed. It waits until the operation has ended.
 func (r rest) must(method, path, body string) map[string]any {
 	r.t.Helper()
 	code, m := r.call(method, path, body)
@@ -89,8 +88,8 @@ const (
 	inRegion = "/regions/us-central2"
 )
 
-// template returns a template called name. changes have the form "path=JSON" and change its
-// properties.
+// template returns a template of that name. changes have the form "path=JSON" and change
+// its properties.
 func template(t *testing.T, name string, changes ...string) string {
 	t.Helper()
 	p := map[string]any{
@@ -265,8 +264,7 @@ func TestImagesAndMachineTypes(t *testing.T) {
 	images.refused("GET", "/global/networks", "", 404, "ubuntu-os-accelerator-images")
 }
 
-// eventually waits until the answer at a path is one for which ok returns true. It returns
-// that answer.
+// eventually waits until ok returns true for the answer at a path, and returns that answer.
 func (r rest) eventually(what, path string, ok func(m map[string]any) bool) (last map[string]any) {
 	r.t.Helper()
 	testkit.Eventually(r.t, what, func() bool {
@@ -276,8 +274,7 @@ func (r rest) eventually(what, path string, ok func(m map[string]any) bool) (las
 	return last
 }
 
-// at returns the value below the given keys of objects and indexes of lists. It returns nil
-// if there is none.
+// at returns the value below the given keys of objects and indexes of lists, or nil.
 func at(v any, keys ...any) any {
 	for _, key := range keys {
 		switch k := key.(type) {
@@ -518,7 +515,7 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 	r.refused("GET", instance+"/getGuestAttributes?queryPath=none%2F", "", 404, "The resource 'none/' of type 'Guest Attribute' was not found.")
 
-	// A caller can change the metadata only if it has seen the last change.
+	// A caller can change the metadata only after it has seen the last change.
 	fingerprint := at(r.must("GET", instance, ""), "metadata", "fingerprint").(string)
 	body := `{"fingerprint":"` + fingerprint + `","items":[{"key":"ssh-keys","value":"ada:ssh-ed25519 AAAA ada"}]}`
 	r.must("POST", instance+"/setMetadata", body)
@@ -536,8 +533,8 @@ func TestWhatASliceKnowsOfItself(t *testing.T) {
 	}
 }
 
-// A VM may delete its own group while the group exists, if the service account of the VM
-// has the permission.
+// A VM may delete its own group while the group exists, if its service account has the
+// permission.
 func TestAVMDeletesItsSlice(t *testing.T) {
 	t.Parallel()
 	s, workers, r := withParts(t)
@@ -710,7 +707,7 @@ func TestASliceIsNotMade(t *testing.T) {
 	}
 	r.until("ACTIVE", "running")
 
-	// If a user deletes a VM, the VM stays missing.
+	// A VM that a user deletes stays missing.
 	name := workers.find("g", 0).spec.Hostname
 	r.must("DELETE", inZone+"/instances/"+name, "")
 	got = r.must("GET", groupsPath+"/g", "")
@@ -723,7 +720,7 @@ func TestASliceIsNotMade(t *testing.T) {
 	_, op := r.call("POST", groupsPath, groupOf("g", 2))
 	r.eventually("failed operation", inZone+"/operations/"+op["name"].(string), func(m map[string]any) bool { return at(m, "error", "errors", 0, "message") == "no" })
 	r.refused("GET", groupsPath+"/g", "", 404, "")
-	// If an answer is lost, a repetition with the same id gets the operation of the first
+	// After a lost answer, a repetition with the same id gets the operation of the first
 	// request.
 	inject(t, s, "drop-reply method=POST path=*/instanceGroupManagers")
 	const once = groupsPath + "?requestId=0a1b2c3d-0000-4000-8000-000000000003"
@@ -748,7 +745,7 @@ func TestASliceIsNotMade(t *testing.T) {
 	}
 }
 
-// A VM with flex-start already exists while it waits. Its end is known once it starts.
+// A VM with flex-start exists while it waits. Its end is known once it starts.
 func TestFlexStart(t *testing.T) {
 	t.Parallel()
 	s, _, r := withParts(t, `scheduling={"onHostMaintenance":"TERMINATE","automaticRestart":false,"provisioningModel":"FLEX_START","maxRunDuration":{"seconds":"3600"},"instanceTerminationAction":"DELETE"}`)
@@ -786,8 +783,8 @@ func (r rest) vmSSH(s *sim.Server, signer ssh.Signer, name, command string) (str
 	return sshRun(fmt.Sprintf("%s:%d", at(i, "networkInterfaces", 0, "accessConfigs", 0, "natIP"), s.SSHPort()), hostKey, signer, command)
 }
 
-// The VMs of a group are workers like those of a node. They answer SSH and know who they
-// are. Their disk survives the failure of a host.
+// The VMs of a group are workers like those of a node: they answer SSH and know who they
+// are. Their disk survives a failure of the host.
 func TestVMsAreWorkers(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"process", "netns"} {
@@ -864,8 +861,8 @@ func TestReservations(t *testing.T) {
 	r.refused("GET", inZone+"/reservations/r", "", 404, "was not found")
 }
 
-// A group can be deleted after any sequence of events, even simultaneous ones. Then nothing
-// is left of it.
+// A group can be deleted after any sequence of events, even simultaneous ones. Nothing is
+// left of it.
 func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 	t.Parallel()
 	testkit.OnlyInAll(t, "TestASliceIsLost and TestASliceIsNotMade")
@@ -923,7 +920,7 @@ func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 				if err != nil {
 					d.Fatal(err)
 				}
-				_, _ = s.Inject(f) // if there are no VMs, a fault for VMs is refused
+				_, _ = s.Inject(f) // without VMs, a fault for VMs is refused
 			}
 			call("GET", groupsPath, "")
 		}
@@ -943,7 +940,7 @@ func TestAGroupInTroubleCanBeDeleted(t *testing.T) {
 	})
 }
 
-// throughRelay returns the first bytes that a VM's SSH server sends through the relay of
+// throughRelay returns the first bytes of a VM's SSH server through the relay of
 // Identity-Aware Proxy.
 func throughRelay(t *testing.T, s *sim.Server, name string) string {
 	t.Helper()

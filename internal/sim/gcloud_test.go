@@ -24,8 +24,8 @@ import (
 	"multihost/internal/testkit/simworker"
 )
 
-// A gcloud is an unmodified gcloud that talks to one simulator, with a
-// configuration and a home of its own.
+// A gcloud is an unmodified gcloud for one simulator, with a configuration and a home of
+// its own.
 type gcloud struct {
 	t    *testing.T
 	file string
@@ -40,10 +40,10 @@ func gcloudFor(t *testing.T, s *sim.Server) *gcloud {
 	return &gcloud{t: t, file: testkit.NeedGcloud(t), home: t.TempDir(), sim: s}
 }
 
-// gcloudLimit ends a call that hangs or that retries without success.
+// gcloudLimit ends a call that hangs or retries without success.
 const gcloudLimit = 5 * time.Minute
 
-// try runs gcloud. It returns what gcloud writes to stdout, and its exit status.
+// try runs gcloud, and returns its standard output, status and standard error.
 func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), gcloudLimit)
@@ -64,8 +64,7 @@ func (g *gcloud) try(args ...string) (out string, status int, errs string) {
 	return stdout.String(), cmd.ProcessState.ExitCode(), stderr.String()
 }
 
-// run does what try does, for commands that must succeed. line has the arguments, separated
-// by spaces.
+// run is try for commands that must succeed. line has the arguments, separated by spaces.
 func (g *gcloud) run(line string) string {
 	g.t.Helper()
 	out, status, errs := g.try(strings.Fields(line)...)
@@ -85,8 +84,8 @@ func (g *gcloud) table(line string) [][]string {
 	return rows
 }
 
-// describe runs a command that shows one resource. It compares the output with what the
-// simulator has at path. gcloud adds fields of its own, whose names begin with x_gcloud.
+// describe runs a command that shows one resource, and compares the output with the
+// simulator's resource at path. gcloud adds fields whose names begin with x_gcloud.
 func (g *gcloud) describe(line, path string) {
 	g.t.Helper()
 	resp, err := http.Get(g.sim.URL() + path)
@@ -194,17 +193,17 @@ func TestGcloudReachesWorkers(t *testing.T) {
 			testkit.NeedGcloud(t)
 			testkit.Need(t, "ssh", "scp", "ssh-keygen")
 			s := startBackend(t, backend)
-			port := strconv.Itoa(s.SSHPort()) // gcloud itself knows no port other than 22
+			port := strconv.Itoa(s.SSHPort()) // gcloud knows only port 22
 			ssh, scp := []string{"--ssh-flag=-p" + port}, []string{"--scp-flag=-P" + port}
 			if backend == "process" {
-				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip") // the internal addresses are reachable on this backend
+				ssh, scp = append(ssh, "--internal-ip"), append(scp, "--internal-ip") // on this backend the internal addresses can be reached
 			}
 			testGcloudReachesWorkers(t, s, ssh, scp)
 		})
 	}
 }
 
-// startBackend runs a simulator that has a slice of two workers.
+// startBackend runs a simulator with a slice of two workers.
 func startBackend(t *testing.T, backend string) *sim.Server {
 	t.Helper()
 	if backend == "netns" {
@@ -246,15 +245,15 @@ func testGcloudReachesWorkers(t *testing.T, s *sim.Server, ssh, scp []string) {
 	}
 }
 
-// gcloud uploads a whole object, uploads in chunks, and uploads in parts that are composed.
-// It downloads in slices, and lists, moves and removes objects.
+// gcloud uploads a whole object, in chunks, and in parts that it composes. It downloads in
+// slices, and lists, moves and removes objects.
 func TestGcloudKeepsObjects(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)
 	s, _ := start(t)
 	g := gcloudFor(t, s)
 	dir := filepath.Join(g.home, "run")
-	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB, which is more than gcloud sends at once
+	large := bytes.Repeat([]byte("0123456789abcdef"), 576<<10) // 9 MiB, more than gcloud sends at once
 	files := map[string][]byte{"empty": nil, "small file": []byte("hello\n"), "sub/large": large}
 	for name, data := range files {
 		file := filepath.Join(dir, name)
@@ -334,8 +333,8 @@ func TestGcloudKeepsObjects(t *testing.T) {
 	}
 }
 
-// gcloud makes a slice of a managed instance group, from the policy on. Then it deletes all
-// parts. It needs an alpha command for the size policy.
+// gcloud makes a slice of a managed instance group, from the policy on, and deletes all
+// parts. The size policy needs an alpha command.
 func TestGcloudMakesASliceOnComputeEngine(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

@@ -13,9 +13,9 @@ import (
 	"github.com/coder/websocket"
 )
 
-// These are parts of the relay protocol of Identity-Aware Proxy's TCP forwarding, version
-// 4, as gcloud speaks it. Its binary WebSocket messages consist of big-endian frames. Each
-// frame begins with a 16-bit tag.
+// Parts of the relay protocol of Identity-Aware Proxy's TCP forwarding, version 4, as
+// gcloud speaks it. A binary WebSocket message consists of big-endian frames. Each frame
+// begins with a 16-bit tag.
 const (
 	relayPath        = "/iap/v4/"
 	relaySubprotocol = "relay.tunnel.cloudproxy.app"
@@ -25,12 +25,12 @@ const (
 	relayAck       = 0x0007 // number of all bytes received, as u64
 	relayPiece     = 16 << 10
 
-	// The real relay closes with this code when nothing listens, or when no firewall rule
-	// lets it in.
+	// The real relay closes with this code if nothing listens, or if no firewall rule lets
+	// it in.
 	relayRefused = websocket.StatusCode(4003)
 )
 
-// serveRelay relays, but its sessions cannot be resumed: a tunnel ends with its WebSocket.
+// serveRelay relays. Its sessions cannot be resumed: a tunnel ends with its WebSocket.
 func (s *Server) serveRelay(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	if strings.TrimPrefix(r.URL.Path, relayPath) != "connect" || q.Get("project") != s.Config.Project {

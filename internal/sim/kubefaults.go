@@ -24,8 +24,7 @@ func (k *kubernetes) those(pattern string) map[string]*kubeapi.Server {
 	return all
 }
 
-// inject applies a fault of clusters that happens once. mine is false if the fault is of
-// another kind.
+// inject applies a fault of clusters that happens once. mine is false for other faults.
 func (k *kubernetes) inject(f cloud.Fault) (mine bool, err error) {
 	var hit func(s *kubeapi.Server) (int, error)
 	switch f.Name {
@@ -60,8 +59,7 @@ func (k *kubernetes) inject(f cloud.Fault) (mine bool, err error) {
 	return true, errors.Join(errs...)
 }
 
-// each calls do for the objects whose names match a pattern. It returns the number of these
-// objects.
+// each calls do for the objects whose names match a pattern, and returns their number.
 func each(s *kubeapi.Server, kind *store.Kind, pattern string, do func(*store.Object) error) (n int, err error) {
 	all, _ := s.Objects().List(kind, "")
 	var errs []error

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestFaultsOfClusters injects the faults of clusters as a user does. It checks their
+// TestFaultsOfClusters injects the faults of clusters as a user does, and checks their
 // effects through the API of a cluster.
 func TestFaultsOfClusters(t *testing.T) {
 	t.Parallel()

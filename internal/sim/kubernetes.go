@@ -17,7 +17,7 @@ import (
 type kubernetes struct {
 	dir     string
 	backend worker.Backend         // backend for the machines of pods; nil: each cluster has its own
-	agent   func() ([]byte, error) // nil: images do not have it
+	agent   func() ([]byte, error) // nil: the images lack it
 
 	mu      sync.Mutex
 	servers map[string]*kubeapi.Server // by resource name of the cluster
@@ -46,7 +46,7 @@ func (k *kubernetes) Open(cluster string) (address string, ca []byte, err error)
 	return strings.TrimPrefix(s.URL(), "https://"), s.CA(), nil
 }
 
-// programs returns the files of the programs that only images have.
+// programs returns the files of programs that only images have.
 func (k *kubernetes) programs(dir string) (map[string]string, error) {
 	if k.agent == nil {
 		return nil, nil

@@ -77,5 +77,5 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 	w.WriteHeader(code)
-	_, _ = w.Write(b) // an error means that the client is gone
+	_, _ = w.Write(b) // an error means that the client has gone
 }

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hold is a simulator that waits to be killed.
+// hold runs a simulator until somebody kills this process.
 func hold(dir string) error {
 	s, err := sim.Start(context.Background(), sim.Config{
 		Dir: dir, Backend: "netns", Step: time.Millisecond, Slices: []sim.SliceSpec{{Name: "t", Count: 1, Type: "v4-16"}},

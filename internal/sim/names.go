@@ -30,7 +30,7 @@ func Faults() []FaultDoc { return cloud.Faults() }
 // FaultArgs lists the arguments of faults.
 func FaultArgs() []FaultArg { return cloud.FaultArgs() }
 
-// ParseFault reads a fault in the form of a command line: a name and key=value words.
+// ParseFault reads a fault from a command line: a name and key=value words.
 func ParseFault(text string) (Fault, error) { return cloud.ParseFault(text) }
 
 // ParseSlices reads slices in the form of --sim-slices: NAME:COUNTxTYPE, separated by

@@ -79,8 +79,7 @@ get instance/service-accounts/default/token; get instance/service-accounts/defau
 			t.Errorf("tpu-env has no line %q:\n%s", line, env)
 		}
 	}
-	// Check the way between slices, the refusal of a request without the header, and
-	// directories.
+	// The way between slices, the refusal of a request without the header, and directories.
 	got = ask(nodes[1], 3, metadata+"ping -q -c1 -W20 "+first+` >/dev/null && echo reached
 curl -s -o /dev/null -w '%{http_code}\n' http://metadata.google.internal/computeMetadata/v1/instance/name
 curl -s -o /dev/null -w '%{http_code}\n' -H 'Metadata-Flavor: Google' http://metadata.google.internal/computeMetadata/v1/instance/none
@@ -114,8 +113,8 @@ func sshAs(t *testing.T, addr, login string, hostKey ssh.PublicKey, signer ssh.S
 	return string(out)
 }
 
-// A killed simulator has left something. The next command removes all of it, even if
-// another process now has the process id of the simulator.
+// The next command removes all that a killed simulator has left, even if another process
+// has its process id now.
 func TestNetnsKilledSimulator(t *testing.T) {
 	simworker.NeedNetns(t)
 	dir := t.TempDir()
@@ -157,7 +156,7 @@ func TestNetnsKilledSimulator(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Join(dir, "workers")); err != nil || len(left) > 0 {
 		t.Errorf("files of workers are left: %v, %v", left, err)
 	}
-	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
+	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
 	for _, path := range cmdlines {
 		if text, err := os.ReadFile(path); err == nil && strings.Contains(string(text), dir) {
 			t.Errorf("process left: %q", text)
@@ -168,9 +167,8 @@ func TestNetnsKilledSimulator(t *testing.T) {
 	}
 }
 
-// The real machine has only one route to an address. So simulators that run at the same
-// time must not share any address. This also holds for port 22, on which a worker's own
-// sshd listens.
+// The real machine has one route to an address, so simulators that run at the same time
+// must not share any, not even for port 22, on which a worker's own sshd listens.
 func TestSimulatorsBesideEachOtherHaveAddressesOfTheirOwn(t *testing.T) {
 	simworker.NeedNetns(t)
 	signer, line := newKey(t)

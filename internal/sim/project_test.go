@@ -24,7 +24,7 @@ func projectClient(t *testing.T, url string) *gcp.Client {
 	return c
 }
 
-// postTo sends what gcloud sends. It returns the status and the body.
+// postTo sends what gcloud sends, and returns the status and the body.
 func postTo(t *testing.T, url, body string) (int, string) {
 	t.Helper()
 	resp, err := http.Post(url, "application/json", strings.NewReader(body))
@@ -131,9 +131,8 @@ func TestQuotasAreThoseThatRequestsMeet(t *testing.T) {
 	}
 }
 
-// Our requests about the project agree with Google's descriptions of these APIs. So do the
-// changes that gcloud makes to it. There is no description of Cloud Quotas in Google's Go
-// clients.
+// Our requests about the project, and gcloud's changes to it, agree with Google's
+// descriptions of these APIs. Google's Go clients have no description of Cloud Quotas.
 func TestDiscoveryDocumentsDescribeTheProject(t *testing.T) {
 	t.Parallel()
 	c := &checker{docs: loadDiscovery(t), problems: map[string]string{}, called: map[string]int{}}

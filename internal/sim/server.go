@@ -37,12 +37,11 @@ type Server struct {
 	down   chan struct{} // closed when a client asks the simulator to end
 	stop   sync.Once
 	asked  sync.Once
-	err    error // error of Close
+	err    error
 }
 
-// Start starts a simulator. The simulator runs until Close. Start returns when the API
-// answers and the configured slices are ready, or when ctx is done. ctx limits only the
-// start.
+// Start starts a simulator, which runs until Close. It returns when the API answers and the
+// configured slices are ready, or when ctx is done. ctx limits only the start.
 func Start(ctx context.Context, cfg cloud.Config) (*Server, error) {
 	s, err := newServer(cfg)
 	if err != nil {
@@ -163,13 +162,13 @@ func (s *Server) makeDir() error {
 
 func (s *Server) gcloudDir() string { return filepath.Join(s.Config.Dir, "gcloud") }
 
-// URL returns the URL of the API, without a slash at the end.
+// URL returns the URL of the API, without a final slash.
 func (s *Server) URL() string { return s.BaseURL }
 
 // Dir returns the private directory of the simulator.
 func (s *Server) Dir() string { return s.Config.Dir }
 
-// SSHPort returns the SSH port of all workers. It returns 0 if there are no workers.
+// SSHPort returns the SSH port of all workers, or 0 without workers.
 func (s *Server) SSHPort() int {
 	if s.Workers == nil {
 		return 0
@@ -178,7 +177,7 @@ func (s *Server) SSHPort() int {
 }
 
 // Down returns a channel that is closed when a client asks the simulator to end. The
-// process that has started the simulator then calls Close.
+// process that started the simulator must then call Close.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
 // Env returns the environment variables that make multihost and an unmodified gcloud use
@@ -202,7 +201,7 @@ func (s *Server) Env() map[string]string {
 		"CLOUDSDK_CORE_DISABLE_PROMPTS":                        "true",
 		"CLOUDSDK_CORE_DISABLE_USAGE_REPORTING":                "true",
 		"CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK":      "true",
-		"MULTIHOST_FLAG_PROJECT":                               s.Config.Project, // this takes precedence over a multihost.yaml
+		"MULTIHOST_FLAG_PROJECT":                               s.Config.Project, // goes before a multihost.yaml
 		"MULTIHOST_FLAG_ZONE":                                  s.Config.Zone,
 		"MULTIHOST_FLAG_IDENTITY_FILE":                         filepath.Join(s.Config.Dir, "google_compute_engine"),
 		"MULTIHOST_FLAG_KNOWN_HOSTS":                           filepath.Join(s.Config.Dir, "known_hosts"),
@@ -218,9 +217,8 @@ func (s *Server) Env() map[string]string {
 	return env
 }
 
-// EnvNames returns the names of all variables that Env of a simulator can set, sorted. The
-// variable for credentials is not among them, because the user may have set credentials
-// before.
+// EnvNames returns the names of all variables in the Env of any simulator, sorted, without
+// the one for credentials: the user may have set it before.
 func EnvNames() []string {
 	env := (&Server{Cloud: &cloud.Cloud{}}).Env()
 	for _, name := range []string{"MULTIHOST_FLAG_SSH_PORT", "MULTIHOST_FLAG_IAP_ENDPOINT"} {
@@ -229,8 +227,8 @@ func EnvNames() []string {
 	return slices.Sorted(maps.Keys(env))
 }
 
-// Close ends the simulator. When it returns, no request, worker or goroutine of the
-// simulator is left. A caller may call it twice.
+// Close ends the simulator. Then no request, worker or goroutine of it is left. It may be
+// called twice.
 func (s *Server) Close() error {
 	s.stop.Do(func() {
 		s.Mu.Lock()
@@ -260,16 +258,16 @@ func (s *Server) Close() error {
 
 func (s *Server) requestDown() { s.asked.Do(func() { close(s.down) }) }
 
-// Requests returns the API requests so far, the oldest first. It returns at most the last
-// 10,000. It does not include requests of the control endpoint.
+// Requests returns the API requests so far, oldest first: at most the last 10,000, without
+// those of the control endpoint.
 func (s *Server) Requests() []cloud.Request {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return slices.Clone(s.State.Requests)
 }
 
-// Inject makes a fault active. The id is for Clear. It is 0 for a fault that happens once
-// and is over.
+// Inject makes a fault active. id is for Clear. It is 0 for a fault that happens once and
+// is over.
 func (s *Server) Inject(f cloud.Fault) (id int, err error) {
 	if mine, err := groups.Inject(s.Cloud, f); mine {
 		return 0, err
@@ -283,7 +281,6 @@ func (s *Server) Inject(f cloud.Fault) (id int, err error) {
 	return id, s.kubes.follow(s.activeFaults())
 }
 
-// activeFaults returns the active faults.
 func (s *Server) activeFaults() (all []cloud.Fault) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -293,8 +290,8 @@ func (s *Server) activeFaults() (all []cloud.Fault) {
 	return all
 }
 
-// Clear ends the fault with this id, or the faults with this name. For "all", it ends all
-// faults. It returns their number.
+// Clear ends the fault with this id, the faults with this name, or with "all" all faults.
+// It returns their number.
 func (s *Server) Clear(which string) (int, error) {
 	n, err := s.Cloud.Clear(which)
 	err = errors.Join(err, s.kubes.follow(s.activeFaults()))
@@ -308,13 +305,13 @@ func (s *Server) Clear(which string) (int, error) {
 type endpoint struct {
 	name    string
 	has     func(*http.Request) bool
-	limit   int // most bytes in the body of a request
+	limit   int // limit of a request's body, in bytes
 	uploads bool
 	old     bool // its errors have the form of Google's older APIs
 	serve   func(s *Server, r *http.Request, body []byte, who cloud.Caller) wire.Answer
 }
 
-// endpointOf returns the first API that has the path of a request.
+// endpointOf returns the first API with the path of a request.
 func endpointOf(r *http.Request) endpoint {
 	for _, a := range endpoints {
 		if a.has(r) {
@@ -351,8 +348,8 @@ var tpuEndpoint = endpoint{name: "tpu", limit: wire.MaxBody, serve: func(s *Serv
 
 func isCompute(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/compute/") }
 
-// ServeHTTP serves all APIs. It logs every request and applies the active faults. Then it
-// passes the request to the API that the path names.
+// ServeHTTP serves all APIs. It logs every request, applies the active faults, and passes
+// the request to the API that the path names.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.Enter() {
 		panic(http.ErrAbortHandler)
@@ -389,7 +386,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else if !s.Pause(r.Context(), verdict.Delay) {
 		return
 	} else if verdict.Skip {
-		// The connection is cut below.
+		// The code below cuts the connection.
 	} else if refused != nil {
 		a.Err = refused
 	} else {
@@ -397,7 +394,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if verdict.Drop {
 		s.LogRequest(logged)
-		panic(http.ErrAbortHandler) // this is how net/http cuts the connection
+		panic(http.ErrAbortHandler) // net/http then cuts the connection
 	}
 	logged.Code = cmp.Or(a.Code, http.StatusOK)
 	if a.Err != nil {
@@ -411,7 +408,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.Code != 0 {
 		maps.Copy(w.Header(), a.Header)
 		w.WriteHeader(a.Code)
-		_, _ = w.Write(a.Raw) // an error means that the client is gone
+		_, _ = w.Write(a.Raw) // an error means that the client has gone
 		return
 	}
 	writeJSON(w, a.JSON)
@@ -419,6 +416,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func writeJSON(w http.ResponseWriter, b []byte) {
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
-	_, _ = w.Write(b) // an error means that the client is gone
+	_, _ = w.Write(b) // an error means that the client has gone
 	_, _ = io.WriteString(w, "\n")
 }

@@ -206,7 +206,7 @@ func inject(t *testing.T, s *sim.Server, text string) int {
 	return id
 }
 
-// TestAClientMayAskForCompactJSON reads one answer in the form for people, and in the form
+// TestAClientMayAskForCompactJSON reads one answer in the form for people, and in the one
 // that Google's clients ask for.
 func TestAClientMayAskForCompactJSON(t *testing.T) {
 	s, _ := start(t)

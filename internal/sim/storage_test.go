@@ -197,7 +197,7 @@ func TestStorageCopiesAndFailsClosed(t *testing.T) {
 	}
 }
 
-// A worker's token has the rights of its node's service account that its scopes allow. It
+// A worker's token has the rights of its node's service account, within its scopes. It
 // becomes invalid with the node.
 func TestWorkersTokensAreGoodForWhatTheyMay(t *testing.T) {
 	testkit.Need(t, "curl")
@@ -275,7 +275,7 @@ mv "$HOME/token.new" "$HOME/token"
 	testkit.Eventually(t, "the token to die", func() bool { return code(secret(all)) == 401 })
 }
 
-// The API returns the guest attributes that a worker writes, to other callers.
+// The API shows other callers the guest attributes that a worker writes.
 func TestGuestAttributesOfWorkers(t *testing.T) {
 	testkit.Need(t, "curl")
 	t.Parallel()

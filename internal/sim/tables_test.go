@@ -43,7 +43,7 @@ func TestWhichAPIARequestIsFor(t *testing.T) {
 func TestWhichObjectMethodARequestIsFor(t *testing.T) {
 	for _, tt := range []struct {
 		method, path string
-		want         string // path of the method; "none": there is no method
+		want         string // path of the method; "none": there is none
 		names        []string
 	}{
 		{http.MethodGet, "", "", nil},
@@ -79,7 +79,7 @@ func TestWhatAListSelects(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		sel  storageapi.Selection
-		want string // prefixes with >
+		want string // prefixes have a >
 	}{
 		{storageapi.Selection{}, "a d/ d/1 d/2 d/e/3 e x/1"},
 		{storageapi.Selection{Prefix: "d/"}, "d/ d/1 d/2 d/e/3"},

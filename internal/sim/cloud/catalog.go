@@ -18,8 +18,8 @@ var (
 	ZonePattern    = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+-[a-z]$`)
 )
 
-// offers returns the generations that each zone of the real service has. The simulator's
-// own zone also offers every generation.
+// offers returns the generations in each zone of the real service. The simulator's own zone
+// offers every generation.
 var offers = sync.OnceValue(func() map[string][]string {
 	return map[string][]string{
 		"us-central1-a": {"v2", "v3", "v5e", "v5p"}, "us-central1-b": {"v2", "v3", "v6e"}, "us-central1-c": {"v2"},

@@ -1,11 +1,10 @@
-// Package cloud holds the state of the simulated cloud and the code that changes it. The
-// state has one lock and one clock. It creates, boots, preempts and deletes slices, injects
-// faults, and knows who calls. The packages of the APIs read and change the state through
-// it.
+// Package cloud holds the state of the simulated cloud and the code that changes it, with
+// one lock and one clock. It creates, boots, preempts and deletes slices, injects faults,
+// and knows who calls. The packages of the APIs read and change the state through it.
 //
-// A Cloud has the state. Slices, Networks, Identity, Machines, Injection and Catalog are
-// views of the same Cloud. Each has the methods for one concern. Unless a comment says
-// otherwise, the caller of a method holds the lock.
+// Slices, Networks, Identity, Machines, Injection and Catalog are views of a Cloud, each
+// with the methods for one concern. Unless a comment says otherwise, the caller of a method
+// holds the lock.
 package cloud
 
 import (
@@ -20,7 +19,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A Clock provides the time. The zero Config uses the system's clock.
+// A Clock provides the time. A zero Config has the system's clock.
 type Clock interface {
 	Now() time.Time
 	After(d time.Duration) <-chan time.Time
@@ -35,16 +34,15 @@ func (SystemClock) Now() time.Time { return time.Now() }
 // After implements Clock.
 func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Config configures a simulator. The comment on each field names the default for its zero
-// value.
+// Config configures a simulator. The comment of each field names its default.
 type Config struct {
-	Listen  string // address of the API; default 127.0.0.1:0. "none": ServeHTTP only
-	Project string // the only project; DefaultProject
-	Zone    string // zone of the Slices; it offers every accelerator type; default DefaultZone
+	Listen  string // address of the API; default 127.0.0.1:0; "none": only ServeHTTP
+	Project string // the only project; default DefaultProject
+	Zone    string // zone of the Slices, which offers every accelerator type; default DefaultZone
 
 	// Dir is the private directory of the simulator: state file, keys, gcloud
-	// configuration, homes of workers. It is created if it is missing. Empty means a new
-	// one in the system's temporary directory, which Close removes.
+	// configuration, homes of workers. It is created if it is missing. "" means a new one
+	// in the system's temporary directory, which Close removes.
 	Dir string
 
 	// Slices exist and are READY when Start returns.
@@ -54,15 +52,15 @@ type Config struct {
 	Step time.Duration
 
 	// Backend is the kind of the workers. "process" is the default. "netns" needs root, and
-	// worker.MaybeInit at the start of main. "none" gives an API without workers, whose
-	// nodes have addresses on which nothing listens.
+	// worker.MaybeInit at the start of main. "none" makes an API without workers: nothing
+	// listens on the addresses of its nodes.
 	Backend string
 
-	// If Workers is set, it replaces Backend. The server closes it.
+	// Workers replaces Backend if it is set. The server closes it.
 	Workers worker.Backend
 
-	// Agent returns multihost-agent for this machine, which pods of clusters find in their
-	// image. Nil: their images do not have it.
+	// Agent returns multihost-agent for this machine, for the images of pods. Nil means
+	// that the images lack it.
 	Agent func() ([]byte, error)
 
 	// SSHPort is the port of all workers. 0 means a free one.
@@ -75,18 +73,17 @@ type Config struct {
 	// ProjectMetadata is the initial commonInstanceMetadata.
 	ProjectMetadata map[string]string
 
-	// With Login, every caller needs an access token. It belongs to the user, whose
-	// application default credentials Env names, or comes from a worker's metadata server.
-	// Without Login, no caller needs a token.
+	// With Login, every caller needs an access token: one of the user, whose application
+	// default credentials are in Env, or one from a worker's metadata server.
 	Login bool
 
-	// Secrets are the initial secrets of Secret Manager. Their values become version 1.
+	// Secrets are the initial secrets of Secret Manager. Their values are version 1.
 	Secrets map[string]string
 
 	// Faults are active from the start.
 	Faults []Fault
 
-	Clock Clock // the system's
+	Clock Clock // default: the system's clock
 }
 
 // The defaults of a zero Config.
@@ -96,22 +93,22 @@ const (
 	DefaultStep    = 300 * time.Millisecond
 )
 
-// A Cloud has the state of the simulated cloud and the methods that change it. The state
-// has one lock and one clock. The APIs read and change it.
+// A Cloud is the state of the simulated cloud and the methods that change it, with one lock
+// and one clock. The APIs read and change it.
 type Cloud struct {
 	Config  Config
 	Clock   Clock
 	BaseURL string
 	Workers worker.Backend // nil if the backend is "none"
 
-	Kubernetes Kubernetes   // nil: the Kubernetes APIs of clusters are not served
+	Kubernetes Kubernetes   // nil: clusters have no Kubernetes APIs
 	Serve      http.Handler // handler of all APIs
 
 	Ctx     context.Context // ends when the simulator closes
-	Running sync.WaitGroup  // everything that Later, Spawn and Serve started
+	Running sync.WaitGroup  // everything started by Later, Spawn and Serve
 
-	Mu      sync.Mutex // guards the fields below; never held while waiting for anything
-	Closing bool       // the server is closing, and no request may start
+	Mu      sync.Mutex // guards the fields below; never held during a wait
+	Closing bool       // the server is closing, so no request may start
 	State   state
 }
 
@@ -124,7 +121,7 @@ func (s *Cloud) WorkersDir() string { return WorkersDir(s.Config.Dir) }
 // WorkersDir returns the directory of the files of all workers of a simulator in dir.
 func WorkersDir(dir string) string { return filepath.Join(dir, "workers") }
 
-// Enter registers the start of a request. It returns false if the server is closing.
+// Enter registers the start of a request, and returns false if the server is closing.
 // Otherwise the caller must call s.Running.Done at the end of the request.
 func (s *Cloud) Enter() bool {
 	s.Mu.Lock()
@@ -136,16 +133,16 @@ func (s *Cloud) Enter() bool {
 	return true
 }
 
-// Spawn runs f on a goroutine. Close waits for it. f must end soon after s.Ctx ends. The
-// caller holds s.Mu. f runs without it.
+// Spawn runs f on a goroutine, without s.Mu. Close waits for it, so f must end soon after
+// s.Ctx. The caller holds s.Mu.
 func (s *Cloud) Spawn(f func()) {
 	if !s.Closing {
 		s.Running.Go(f)
 	}
 }
 
-// Later runs f after the time d, with s.Mu held, unless the server is closed before that.
-// The caller holds s.Mu.
+// Later runs f after the time d, with s.Mu held, unless the server closes meanwhile. The
+// caller holds s.Mu.
 func (s *Cloud) Later(d time.Duration, f func()) {
 	s.Spawn(func() {
 		if d > 0 {
@@ -163,7 +160,7 @@ func (s *Cloud) Later(d time.Duration, f func()) {
 	})
 }
 
-// NextStep runs f after one Config.Step. The fault slow-operations adds a delay.
+// NextStep runs f after one Config.Step and the delay of the fault slow-operations.
 func (s *Cloud) NextStep(f func()) { s.Later(s.Config.Step+s.Injection().extraDelay(), f) }
 
 // A Request is one API request that the server has received.
@@ -177,7 +174,7 @@ type Request struct {
 // keptRequests limits the log of requests, because a simulator may run for weeks.
 const keptRequests = 10_000
 
-// LogRequest adds a request to those that Requests returns. It takes the lock.
+// LogRequest adds a request to the result of Requests. It takes the lock.
 func (s *Cloud) LogRequest(r Request) {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -189,7 +186,7 @@ func (s *Cloud) LogRequest(r Request) {
 	}
 }
 
-// Pause waits for d. It returns false if ctx has ended before. The caller must not hold the
+// Pause waits for d. It returns false if ctx ends before. The caller must not hold the
 // lock.
 func (s *Cloud) Pause(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
@@ -212,15 +209,15 @@ type Networks struct{ *Cloud }
 // Identity says who calls and what a caller may do.
 type Identity struct{ *Cloud }
 
-// Machines knows what the machines of VMs are, and ends them. It answers for the metadata
-// servers of all workers.
+// Machines knows the machines of VMs and ends them. It answers for the metadata servers of
+// all workers.
 type Machines struct{ *Cloud }
 
 // Injection keeps the active faults and applies them.
 type Injection struct{ *Cloud }
 
-// Catalog knows zones, accelerator types and runtime versions. It checks nodes against
-// these.
+// Catalog knows zones, accelerator types and runtime versions, and checks nodes against
+// them.
 type Catalog struct{ *Cloud }
 
 // Slices returns c as Slices.

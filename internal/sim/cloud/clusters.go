@@ -16,16 +16,16 @@ type KubeNode struct {
 	Chips  int // number of TPU chips; 0: none
 }
 
-// Kubernetes serves the Kubernetes APIs of clusters. The name of a cluster here is its
-// resource name: projects/P/locations/R/clusters/C. The methods may take a long time. Their
-// callers do not hold the lock.
+// Kubernetes serves the Kubernetes APIs of clusters, by resource name:
+// projects/P/locations/R/clusters/C. The methods may take long. Their callers do not hold
+// the lock.
 type Kubernetes interface {
-	// Open starts the API of a cluster. It returns the address of the API,
-	// "127.0.0.1:PORT", and the certificate for its TLS, in PEM.
+	// Open starts the API of a cluster. It returns the address, "127.0.0.1:PORT", and the
+	// certificate for its TLS, in PEM.
 	Open(cluster string) (address string, ca []byte, err error)
 	// SetPool replaces the nodes of a node pool.
 	SetPool(cluster, pool string, nodes []KubeNode) error
-	// Close ends the API of a cluster, and everything that runs in the cluster.
+	// Close ends the API of a cluster and everything that runs in the cluster.
 	Close(cluster string) error
 }
 
@@ -33,7 +33,7 @@ type Kubernetes interface {
 type Cluster struct {
 	Msg *container.Cluster // without node pools
 
-	Pools []*container.NodePool // in the order in which they were made
+	Pools []*container.NodePool // in the order of their creation
 }
 
 // Pool returns a node pool, or nil.
@@ -53,7 +53,7 @@ func IsContainer(r *http.Request) bool {
 }
 
 // NodeLabels returns the labels that GKE gives to the nodes of a pool. accelerator and
-// topology are those of the pool's slice. They are "" for a pool without TPU chips.
+// topology belong to the pool's slice, and are "" for a pool without TPU chips.
 func NodeLabels(p *container.NodePool, accelerator, topology string) map[string]string {
 	labels := map[string]string{
 		"cloud.google.com/gke-nodepool": p.Name, "node.kubernetes.io/instance-type": p.Config.MachineType, "kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux",

@@ -20,9 +20,8 @@ const (
 	ComputeSystem = "system"
 )
 
-// NewComputeOp adds a running operation on the resource called target. scope is the scope
-// of the resource: global, regions/R or zones/Z. id is the number of the resource, or 0 if
-// it has none.
+// NewComputeOp adds a running operation on the resource target. scope is the resource's:
+// global, regions/R or zones/Z. id is its number, or 0 if it has none.
 func (s Networks) NewComputeOp(scope, kind, target string, id uint64, user string) *ComputeOp {
 	number := NewID()
 	now := s.Timestamp()
@@ -54,8 +53,8 @@ func (s Networks) NewComputeOp(scope, kind, target string, id uint64, user strin
 func (s Networks) EndComputeOp(op *ComputeOp, failure string) {
 	op.Msg.Status, op.Msg.Progress, op.Msg.EndTime = computepb.Operation_DONE.Enum(), proto.Int32(100), proto.String(s.Timestamp())
 	if failure != "" {
-		// Leave httpErrorStatusCode unset: otherwise Google's own Go client takes such an
-		// operation for a success.
+		// Leave httpErrorStatusCode unset: Google's own Go client takes an operation
+		// without it for a success.
 		op.Msg.Error = &computepb.Error{Errors: []*computepb.Errors{{Code: proto.String("QUOTA_EXCEEDED"), Message: &failure}}}
 	}
 	close(op.Done)

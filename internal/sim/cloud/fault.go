@@ -14,9 +14,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Fault is a simulated failure. Faults says which fields each fault uses and what they
-// mean. All other fields must be zero. A name of a resource may be a pattern in which *
-// matches any text. An empty name matches every resource.
+// A Fault is a simulated failure. Faults says which fields each fault uses, and what they
+// mean. All other fields must be zero. The name of a resource may be a pattern in which *
+// matches any text. "" matches every resource.
 type Fault struct {
 	Name string `json:"name"`
 
@@ -58,12 +58,12 @@ const AllCalls = -1
 // A FaultDoc describes one fault for help texts.
 type FaultDoc struct {
 	Name     string
-	Args     []string // the words KEY=… that it takes; FaultArgs explains them
+	Args     []string // its words KEY=…, which FaultArgs explains
 	Required []string
 	What     string
 }
 
-// Faults lists every fault, in the order in which help shows them.
+// Faults lists every fault, in the order of help.
 func Faults() []FaultDoc {
 	workers := []string{"node", "worker"}
 	with := func(args ...string) []string { return append(slices.Clone(workers), args...) }
@@ -248,8 +248,8 @@ func faultDoc(name string) (FaultDoc, bool) {
 	return FaultDoc{}, false
 }
 
-// ParseFault parses the text form of a fault: its name, then KEY=VALUE words with a
-// shell's quotes: `api-error code=429 path=*/nodes n=2 message="no more"`.
+// ParseFault parses the text form of a fault: its name, then words KEY=VALUE with a shell's
+// quotes: `api-error code=429 path=*/nodes n=2 message="no more"`.
 func ParseFault(text string) (Fault, error) {
 	words, err := shlex.Split(text)
 	if err != nil {
@@ -355,7 +355,7 @@ func (f Fault) CheckValues() error {
 	return nil
 }
 
-// forWorker returns the fault as a fault of package worker.
+// forWorker returns the fault in the form of package worker.
 func (f Fault) forWorker() (worker.Fault, error) {
 	w := worker.Fault{
 		Kind: worker.FaultKind(strings.TrimPrefix(f.Name, "worker-")),
@@ -374,8 +374,8 @@ func (f Fault) forWorker() (worker.Fault, error) {
 	return w, nil
 }
 
-// once reports whether a worker fault happens only once. Such a fault does not affect
-// workers that start later.
+// once reports whether a worker fault happens only once, so that workers which start later
+// do not have it.
 func (f Fault) once() bool {
 	return slices.Contains([]string{"worker-reboot", "worker-rotate-host-keys", "worker-kill"}, f.Name)
 }

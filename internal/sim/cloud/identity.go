@@ -23,10 +23,10 @@ type Caller struct {
 	scopes []string // nil: every scope
 }
 
-// A token is an access token that the metadata server of one worker issued.
+// A token is an access token from the metadata server of one worker.
 type token struct {
 	text    string
-	owner   string // resource name of the node or instance that has the token
+	owner   string // resource name of its node or instance
 	email   string
 	scopes  []string
 	expires time.Time
@@ -37,9 +37,9 @@ func (s Identity) tokenOf(n *Node, i int) *token {
 	return s.tokenFor(n.Msg.Name, fmt.Sprintf("%s-%d", n.Id, i), n.Msg.ServiceAccount.Email, n.Msg.ServiceAccount.Scope)
 }
 
-// tokenFor returns the token of a machine. name is the name of the machine within its
-// owner, which is a resource. As on a real machine, the token stays the same until shortly
-// before it expires. The caller holds s.Mu.
+// tokenFor returns the token of the machine called name, which belongs to the resource
+// owner. As on a real machine, the token stays the same until shortly before it expires.
+// The caller holds s.Mu.
 func (s Identity) tokenFor(owner, name, email string, scopes []string) *token {
 	now := s.Clock.Now()
 	key := owner + "/" + name
@@ -51,8 +51,7 @@ func (s Identity) tokenFor(owner, name, email string, scopes []string) *token {
 	return t
 }
 
-// CallerOf returns the sender of a request. If the request has an invalid token of a
-// worker, it returns an error.
+// CallerOf returns the sender of a request, or an error for an invalid token of a worker.
 func (s Identity) CallerOf(r *http.Request) (Caller, *wire.Error) {
 	text, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !bearer || !strings.HasPrefix(text, workerToken) {
@@ -102,8 +101,8 @@ func (who Caller) CheckScopes(r *http.Request) *wire.Error {
 	})
 }
 
-// May reports whether the caller has a permission. If a fault denies the permission, that
-// counts as one use of the fault. The caller holds s.Mu.
+// May reports whether the caller has a permission. If a fault denies it, that uses the
+// fault once. The caller holds s.Mu.
 func (who Caller) May(s *Cloud, permission string) bool {
 	a, denied := who.Denied(s, permission)
 	if a != nil {
@@ -113,7 +112,7 @@ func (who Caller) May(s *Cloud, permission string) bool {
 }
 
 // Denied reports whether the caller lacks a permission. a is the fault that denies it, or
-// nil if no fault does. The caller holds s.Mu.
+// nil. The caller holds s.Mu.
 func (who Caller) Denied(s *Cloud, permission string) (a *ActiveFault, denied bool) {
 	if s.Identity().granted(who.Email, permission, false) {
 		return nil, false
@@ -134,15 +133,13 @@ func IsSecrets(r *http.Request) bool {
 	return ok && (rest == "secrets" || strings.HasPrefix(rest, "secrets/"))
 }
 
-// A simLogin holds the valid credentials of the only user of a simulator with
-// Config.Login.
+// A simLogin has the valid credentials of the only user of a simulator with Config.Login.
 type simLogin struct {
-	Count   int             // logins so far
-	Refresh string          // the valid refresh token; empty: the user must log in again
+	Count   int             // number of logins so far
+	Refresh string          // the valid refresh token; "": the user must log in again
 	Tokens  map[string]bool // valid access tokens
 }
 
-// TokenPath is the path of the token endpoint.
 const TokenPath = "/token"
 
 // workerToken is the prefix of the access tokens that the metadata server issues to
@@ -151,8 +148,8 @@ const workerToken = "ya29.simulated-"
 
 const refusedToken = "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
 
-// endLogin invalidates every token of the user, as a company's rule does that requires a
-// new login. The caller holds s.Mu.
+// endLogin invalidates every token of the user, like a company's rule that requires a new
+// login. The caller holds s.Mu.
 func (s Identity) endLogin() error {
 	if !s.Config.Login {
 		return errors.New(`inject fault "login-ended": this simulator lets everybody in`)
@@ -173,7 +170,7 @@ func (s Identity) letIn(r *http.Request) *wire.Error {
 	return wire.Errorf(http.StatusUnauthorized, "%s", refusedToken)
 }
 
-// SimAccount is the user. Requests without credentials come from the user.
+// SimAccount is the user, who sends all requests without credentials.
 const SimAccount = "you@multihost.example"
 
 // IsOSLogin reports whether a request is for OS Login, or asks for the owner of the
@@ -182,7 +179,7 @@ func IsOSLogin(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/users/") || r.URL.Path == "/oauth2/v2/userinfo"
 }
 
-// LoginProfile returns a copy of the profile of an account. It leaves out expired keys.
+// LoginProfile returns a copy of the profile of an account, without expired keys.
 func (s Identity) LoginProfile(email string) *oslogin.LoginProfile {
 	p := &oslogin.LoginProfile{Name: email}
 	if known := s.State.Logins[email]; known != nil {

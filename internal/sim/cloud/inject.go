@@ -14,15 +14,15 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// An ActiveFault is a fault that now affects the cloud.
+// An ActiveFault is a fault that affects the cloud now.
 type ActiveFault struct {
 	Id   int
 	Left int // how many uses are left; AllCalls: until cleared
 	Fault
 }
 
-// Inject makes a fault active. The id is for Clear. It is 0 for a fault that happens once
-// and is over.
+// Inject makes a fault active. id is for Clear. It is 0 for a fault that happens once and
+// is over.
 func (s *Cloud) Inject(f Fault) (id int, err error) {
 	if err := f.Check(); err != nil {
 		return 0, err
@@ -66,8 +66,8 @@ func (s Injection) addFault(f Fault) int {
 	return a.Id
 }
 
-// Clear ends the fault with this id, or the faults with this name. For "all", it ends all
-// faults. It returns their number.
+// Clear ends the fault with this id, the faults with this name, or with "all" all faults.
+// It returns their number.
 func (s *Cloud) Clear(which string) (int, error) {
 	id, _ := strconv.Atoi(which)
 	matches := func(a *ActiveFault) bool { return which == "all" || a.Name == which || id > 0 && a.Id == id }
@@ -141,7 +141,7 @@ func (s Injection) injectWorkers(f Fault) (id int, err error) {
 		id = s.addFault(f)
 		s.Mu.Unlock()
 	}
-	// Do this in parallel, because a machine that reboots may need time.
+	// In parallel, because a rebooting machine may need time.
 	errs := make([]error, len(machines))
 	var group sync.WaitGroup
 	for i, m := range machines {
@@ -191,12 +191,12 @@ func (s Injection) workerFaults(nodeID string, i int) []worker.Fault {
 type RequestVerdict struct {
 	Err   *wire.Error
 	Delay time.Duration
-	Drop  bool // cut the connection instead of answering
+	Drop  bool // cut the connection in place of an answer
 	Skip  bool // do not carry out the request
 }
 
-// MeetFaults returns what the active faults do to a request. That counts as a use of these
-// faults. It takes the lock.
+// MeetFaults returns what the active faults do to a request, and uses these faults once. It
+// takes the lock.
 func (s Injection) MeetFaults(r *http.Request) RequestVerdict {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -245,8 +245,7 @@ func (f Fault) apiError() *wire.Error {
 	return e
 }
 
-// Use counts one use of fault a. After the last use it removes the fault. The caller holds
-// s.Mu.
+// Use uses fault a once, and removes it after the last use. The caller holds s.Mu.
 func (s Injection) Use(a *ActiveFault) {
 	if a.Left == AllCalls {
 		return
@@ -256,7 +255,7 @@ func (s Injection) Use(a *ActiveFault) {
 	}
 }
 
-// find returns the first fault with that name for which match returns true. A nil match
+// find returns the first fault of that name for which match returns true. A nil match
 // accepts all. The caller holds s.Mu.
 func (s Injection) find(name string, match func(*ActiveFault) bool) *ActiveFault {
 	for _, a := range s.State.Faults {
@@ -277,7 +276,7 @@ func (s Injection) GuestAttributesOff(node string) bool {
 }
 
 // TakeStuckDelete reports whether a fault makes the deletion of a queued resource stick. If
-// so, that counts as a use of the fault.
+// so, that uses the fault once.
 func (s Injection) TakeStuckDelete(qr string) bool {
 	a := s.find("delete-stuck", func(a *ActiveFault) bool { return Glob(a.QR, qr) })
 	if a != nil {
@@ -295,8 +294,7 @@ func (s Injection) extraDelay() (d time.Duration) {
 	return d
 }
 
-// TakeOperationFault returns the error with which the operation that is about to begin will
-// fail, or nil.
+// TakeOperationFault returns the error with which the next operation will fail, or nil.
 func (s Injection) TakeOperationFault() *wire.Error {
 	a := s.find("op-error", nil)
 	if a == nil {
@@ -313,8 +311,8 @@ func (s Injection) TakeOperationFault() *wire.Error {
 	return f.apiError()
 }
 
-// TakeComputeOpFault returns the error text with which the compute operation that is about
-// to begin will end, or "".
+// TakeComputeOpFault returns the error text with which the next compute operation will end,
+// or "".
 func (s Injection) TakeComputeOpFault() string {
 	a := s.find("compute-op-error", nil)
 	if a == nil {
@@ -327,8 +325,8 @@ func (s Injection) TakeComputeOpFault() string {
 	return a.Message
 }
 
-// A fault may wait for the state that q now has. strike applies such a fault. It reports
-// whether there was one.
+// strike applies a fault that waits for the present state of q. It reports whether there
+// was one.
 func (s Injection) strike(q *QueuedResource) bool {
 	for _, a := range s.State.Faults {
 		state := a.State
@@ -349,7 +347,7 @@ func (s Injection) strike(q *QueuedResource) bool {
 	return false
 }
 
-// strikeNow applies f to the existing requests that match it. It reports whether there were
+// strikeNow applies f to the existing requests that match. It reports whether there were
 // any.
 func (s Injection) strikeNow(f Fault) bool {
 	hit := false
@@ -377,8 +375,8 @@ func (s Injection) hit(q *QueuedResource, f Fault) {
 	s.Slices().fail(q, wire.Errorf(http.StatusTooManyRequests, "%s", text))
 }
 
-// Glob reports whether text matches a pattern in which * stands for any text. The empty
-// pattern matches everything.
+// Glob reports whether text matches a pattern in which * stands for any text. "" matches
+// everything.
 func Glob(pattern, text string) bool {
 	if pattern == "" {
 		return true

@@ -23,25 +23,25 @@ type Group struct {
 	Msg        *computepb.InstanceGroupManager // without status
 	Id, Zone   string
 	Typ        tpu.Type // type of the slice
-	NUMANodes  int      // NUMA nodes of each VM; 0: not known
+	NUMANodes  int      // NUMA nodes of each VM; 0: unknown
 	Properties *computepb.InstanceProperties
 	Places     []*Place
 
 	Growing  bool             // its VMs are being made
 	Check    *computepb.Error // why its VMs do not exist yet
 	Checked  time.Time
-	Topology string // state of the topology; empty: it has no topology
+	Topology string // state of the topology; "": it has none
 	Why      *computepb.Error
 	Errors   []*computepb.InstanceManagedByIgmError
 	Deleting bool
-	Epoch    int      // grows each time something interrupts a change of the VMs
+	Epoch    int      // grows whenever something interrupts a change of the VMs
 	Gone     []func() // called once the group is deleted
 }
 
-// A Place is what a group says about one of its VMs. The VM need not exist yet.
+// A Place is what a group says about one of its VMs, which need not exist yet.
 type Place struct {
 	Name     string
-	Number   int // number of the worker in its slice; it does not follow from the name
+	Number   int // number of the worker in its slice; independent of the name
 	Action   string
 	Instance *Instance
 	Failure  *computepb.Errors // error of the last attempt to make the VM
@@ -62,7 +62,7 @@ type Instance struct {
 	Written    map[string]string // guest attributes, by namespace/key
 	subnetwork string
 	mtu        int
-	ended      []func() // set while its machine is ending; these are called when it has ended
+	ended      []func() // called when its machine has ended; set while it is ending
 }
 
 // Place gives i a network and an address.
@@ -92,7 +92,7 @@ func (s Machines) instance(i *Instance) string {
 	return s.Networks().ComputePath("zones/"+i.Zone, "instances", i.Id)
 }
 
-// Metadata returns the metadata of i itself.
+// Metadata returns i's own metadata.
 func (i *Instance) Metadata() map[string]string {
 	m := map[string]string{}
 	for _, item := range i.Msg.GetMetadata().GetItems() {
@@ -129,8 +129,7 @@ func (s Machines) Spec(i *Instance) worker.Spec {
 	return spec
 }
 
-// GuestAttributesOn reports whether i may write guest attributes and whether the API shows
-// them.
+// GuestAttributesOn reports whether i may write guest attributes and the API shows them.
 func (s Machines) GuestAttributesOn(i *Instance) bool {
 	value, set := i.Metadata()["enable-guest-attributes"]
 	if !set {
@@ -177,8 +176,7 @@ func (s Machines) metadataOfInstance(i *Instance) map[string]string {
 		names[p.Number] = p.Name
 	}
 	number := strconv.Itoa(i.Number)
-	// Slices of the TPU API have more names here. They are left out, because VMs of Compute
-	// Engine do not have them.
+	// Slices of the TPU API have more names here, which VMs of Compute Engine do not have.
 	env := fmt.Sprintf("TPU_ACCELERATOR_TYPE: '%s'\nTOPOLOGY: '%s'\nTPU_WORKER_ID: '%s'\nHOST_BOUNDS: '%s'\nCHIPS_PER_HOST_BOUNDS: '%s'\n",
 		i.Group.Typ.Name, i.Group.Typ.Topology, number, hosts, chips)
 	for key, value := range map[string]string{
@@ -190,9 +188,9 @@ func (s Machines) metadataOfInstance(i *Instance) map[string]string {
 	return s.tree(g)
 }
 
-// EndInstance shuts the machine of i down. Then it calls done with s.Mu held. If it is
-// called several times, it calls each done, and the limit of the first call applies. A
-// limit of 0 means a power failure.
+// EndInstance shuts the machine of i down, then calls done with s.Mu held. Several calls
+// share one shutdown with the limit of the first, and each done is called. A limit of 0
+// means a power failure.
 func (s Machines) EndInstance(i *Instance, limit time.Duration, done func()) {
 	i.ended = append(i.ended, done)
 	if len(i.ended) > 1 {
@@ -202,7 +200,7 @@ func (s Machines) EndInstance(i *Instance, limit time.Duration, done func()) {
 	i.Machine = nil
 	orderly := limit > 0 && i.Metadata()[worker.ShutdownScript] != ""
 	s.Spawn(func() {
-		// The backend later stops what these leave.
+		// The backend later stops what is left.
 		if orderly {
 			_ = shutDownAll(s.Ctx, machines, limit)
 		} else {
@@ -218,9 +216,9 @@ func (s Machines) EndInstance(i *Instance, limit time.Duration, done func()) {
 	})
 }
 
-// RestartMachines kills everything on some machines. It boots them again after the time d.
-// They do not answer in between. It returns when they answer again. If d is above 0, it
-// returns when they are down. It takes no lock.
+// RestartMachines kills everything on some machines, and boots them again after the time d,
+// in which they do not answer. It returns when they answer again, or, with d above 0, when
+// they are down. It takes no lock.
 func RestartMachines(ctx context.Context, machines []worker.Machine, d time.Duration) error {
 	return each(machines, func(m worker.Machine) error {
 		if d > 0 {
@@ -230,7 +228,7 @@ func RestartMachines(ctx context.Context, machines []worker.Machine, d time.Dura
 	})
 }
 
-// Instances returns the VMs of g that exist, in the order of their worker numbers.
+// Instances returns the existing VMs of g, in the order of their worker numbers.
 func (g *Group) Instances() []*Instance {
 	var all []*Instance
 	for _, p := range g.Places {

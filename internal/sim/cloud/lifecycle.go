@@ -19,7 +19,7 @@ import (
 // holds s.Mu, and every function returns at once. Work that takes time runs in Later or
 // Spawn and checks the state again afterwards.
 
-// setState moves q to a state. It sets the data that belongs to the state.
+// setState moves q to a state, and sets the data of that state.
 func (s Slices) setState(q *QueuedResource, state, initiator string, failure *wire.Error) {
 	st := &tpualpha.QueuedResourceState{State: state, StateInitiator: initiator}
 	switch state {
@@ -83,7 +83,7 @@ func (s Slices) expire(q *QueuedResource) {
 	s.fail(q, wire.Errorf(http.StatusGatewayTimeout, "The request could not be provisioned before its valid-until time %s.", Stamp(q.Deadline)))
 }
 
-// provision starts provisioning q if there is capacity. If not, q waits until retryQueue.
+// provision starts provisioning q if there is capacity. Otherwise q waits until retryQueue.
 func (s Slices) provision(q *QueuedResource) {
 	if wait := q.Begins.Sub(s.Clock.Now()); wait > 0 {
 		s.Later(wait, func() {
@@ -139,8 +139,8 @@ func (s Slices) activate(q *QueuedResource) {
 	}
 }
 
-// fail makes q FAILED, which is final. It deletes the nodes of q. q still counts against
-// the quota.
+// fail makes q FAILED, which is final, and deletes its nodes. q still counts against the
+// quota.
 func (s Slices) fail(q *QueuedResource, failure *wire.Error) {
 	s.setState(q, "FAILED", "SERVICE", failure)
 	for _, n := range s.NodesOf(q) {
@@ -148,8 +148,8 @@ func (s Slices) fail(q *QueuedResource, failure *wire.Error) {
 	}
 }
 
-// suspend removes the nodes of q. q still counts against the quota. Preempted nodes stay
-// visible until q is deleted.
+// suspend removes the nodes of q, which still counts against the quota. Preempted nodes
+// stay visible until q is deleted.
 func (s Slices) suspend(q *QueuedResource, initiator string) {
 	if s.State.Queued[q.Msg.Name] != q || slices.Contains([]string{"SUSPENDING", "SUSPENDED", "DELETING", "FAILED"}, q.State()) {
 		return
@@ -196,12 +196,12 @@ func (s Slices) DeleteNow(q *QueuedResource, op *Operation) {
 	gone()
 }
 
-// NodesOf returns the nodes of a queued resource that exist, in slice order.
+// NodesOf returns the existing nodes of a queued resource, in slice order.
 func (s Slices) NodesOf(q *QueuedResource) []*Node {
 	return Sorted(s.State.Nodes, func(_ string, n *Node) bool { return n.Queued == q.Msg.Name })
 }
 
-// NodeGone suspends a request when a user has deleted its last node.
+// NodeGone suspends a request after a user has deleted its last node.
 func (s Slices) NodeGone(n *Node) {
 	q := s.State.Queued[n.Queued]
 	if q != nil && q.State() == "ACTIVE" && len(s.NodesOf(q)) == 0 {
@@ -277,8 +277,8 @@ func (s Slices) AddNode(zone, id string, t tpu.Type, msg *tpualpha.Node) *Node {
 	return n
 }
 
-// RemoveNode deletes n, which takes a step. Then it calls done, which may be nil. If it is
-// called several times for one node, it calls each done.
+// RemoveNode deletes n, which takes a step, then calls done, which may be nil. Several
+// calls for one node share the deletion, and each done is called.
 func (s Slices) RemoveNode(n *Node, done func()) {
 	if done != nil {
 		n.gone = append(n.gone, done)
@@ -297,8 +297,8 @@ func (s Slices) RemoveNode(n *Node, done func()) {
 	})
 }
 
-// preempt takes n away, as the service does. With vanish, the node disappears from the
-// list. Otherwise the list shows it as PREEMPTED.
+// preempt takes n away, as the service does. The list then shows the node as PREEMPTED, or
+// no longer if vanish is set.
 func (s Slices) preempt(n *Node, vanish bool) {
 	if n.Msg.State == "DELETING" || n.Msg.State == "PREEMPTED" {
 		return
@@ -324,8 +324,8 @@ func (s Slices) maintain(n *Node) {
 	}
 }
 
-// CheckQuota returns an error for a request that exceeds the quota of its zone and
-// generation. Spot and best-effort requests have a separate quota.
+// CheckQuota returns an error for a request beyond the quota of its zone and generation.
+// Spot and best-effort requests have a separate quota.
 func (s Slices) CheckQuota(zone string, t tpu.Type, cost int, preemptible bool) error {
 	limit := s.State.Quota[zone]
 	if limit <= 0 {

@@ -18,9 +18,8 @@ import (
 const metadataRoot = "/computeMetadata/v1/"
 
 // metadataServer returns the instance metadata server of one machine. read returns its
-// values by path. keep stores a guest attribute. If the machine may not have guest
-// attributes, keep returns false. The server does not model wait_for_change and identity
-// tokens.
+// values by path. keep stores a guest attribute, or returns false if the machine may have
+// none. wait_for_change and identity tokens are not modelled.
 func metadataServer(read func() map[string]string, keep func(name, value string) bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
@@ -44,10 +43,10 @@ func metadataServer(read func() map[string]string, keep func(name, value string)
 
 func writeText(w http.ResponseWriter, text string) {
 	w.Header().Set("Content-Type", "application/text")
-	_, _ = w.Write([]byte(text)) // an error means that the client is gone
+	_, _ = w.Write([]byte(text)) // an error means that the client has gone
 }
 
-// serveTree answers a request from tree, which maps paths to values. A path that ends in a
+// serveTree answers a request from tree, which maps paths to values. A path with a final
 // slash is a directory.
 func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
 	name := strings.TrimPrefix(r.URL.Path, metadataRoot)
@@ -96,8 +95,8 @@ func serveTree(w http.ResponseWriter, r *http.Request, tree map[string]string) {
 	}
 }
 
-// put puts a value into nested objects. It converts their names to camel case, except those
-// of attributes.
+// put puts a value into nested objects. It converts names to camel case, except those of
+// attributes.
 func put(into map[string]any, key, rest, value string) {
 	prefix := strings.TrimSuffix(key, rest)
 	first, deeper, more := strings.Cut(rest, "/")
@@ -134,11 +133,11 @@ type guest struct {
 	preempted      bool
 	maintained     bool // maintenance is under way
 
-	ip, external     string // external: empty for none
-	network, gateway string // network is its id
+	ip, external     string // external: "" for none
+	network, gateway string // id of the network
 	mtu              int
 
-	account    string // empty: the machine has none
+	account    string // "": the machine has none
 	scopes     []string
 	token      *token
 	written    map[string]string // guest attributes, by namespace/key
@@ -227,8 +226,8 @@ func (s Machines) metadataOf(n *Node, i int) map[string]string {
 	return s.tree(g)
 }
 
-// guestTree is the directory into which a worker writes guest attributes. The API returns
-// these.
+// guestTree is the directory into which a worker writes guest attributes, which the API
+// returns.
 const guestTree = "instance/guest-attributes/"
 
 // GuestOf returns the guest attributes that worker i has written, by namespace/key.
@@ -321,7 +320,7 @@ func bounds(t tpu.Type) (hosts, chips string) {
 			dims[i] = d
 		}
 	}
-	own := dims // for a slice with one worker
+	own := dims // for a slice of one worker
 	if t.Workers > 1 {
 		own = [3]int{2, 2, 1}
 	}

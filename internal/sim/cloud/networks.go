@@ -11,7 +11,7 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// A Network and the state of its insert operation: ready means done.
+// A Network is a network and the state of its insertion: ready means done.
 type Network struct {
 	Msg   *computepb.Network
 	Ready bool
@@ -25,7 +25,7 @@ const (
 )
 
 // autoRanges returns the subnetworks of an auto-mode network by region, all within
-// 10.128.0.0/9. Regions that are not listed get a free range.
+// 10.128.0.0/9. Other regions get a free range.
 func autoRanges() map[string]string {
 	return map[string]string{
 		"us-central1": "10.128.0.0/20", "europe-west1": "10.132.0.0/20", "us-west1": "10.138.0.0/20", "asia-east1": "10.140.0.0/20",
@@ -55,7 +55,7 @@ func (s Networks) addDefaultRules(st *state, network string) {
 	rule("internal", "10.128.0.0/9", "all")
 }
 
-// ensureNetwork creates the network called id, ready for use, unless it exists.
+// ensureNetwork creates the network id, ready for use, unless it exists.
 func (s Networks) ensureNetwork(id string) {
 	if s.State.Networks[s.ComputePath("global", "networks", id)] == nil {
 		s.PutNetwork(&s.State, &computepb.Network{
@@ -65,8 +65,8 @@ func (s Networks) ensureNetwork(id string) {
 	}
 }
 
-// PutNetwork fills in msg as the service does, and stores it. In auto mode it also creates
-// the subnetworks.
+// PutNetwork stores msg, filled in as by the service, and in auto mode creates the
+// subnetworks.
 func (s Networks) PutNetwork(st *state, msg *computepb.Network) *Network {
 	name := s.ComputePath("global", "networks", msg.GetName())
 	msg.Kind, msg.Id, msg.CreationTimestamp = proto.String("compute#network"), proto.Uint64(uint64(NewID())), proto.String(s.Timestamp())
@@ -103,8 +103,8 @@ func (s Networks) PutNetwork(st *state, msg *computepb.Network) *Network {
 	return n
 }
 
-// NewSubnetwork returns a subnetwork of n with the fields that the service fills in. key is
-// the path of the subnetwork.
+// NewSubnetwork returns a subnetwork of n, filled in as by the service. key is the path of
+// the subnetwork.
 func (s Networks) NewSubnetwork(n *Network, key, region string, cidr netip.Prefix) *computepb.Subnetwork {
 	return &computepb.Subnetwork{
 		Kind: proto.String("compute#subnetwork"), Id: proto.Uint64(uint64(NewID())), Name: proto.String(key[strings.LastIndexByte(key, '/')+1:]),
@@ -123,11 +123,11 @@ func (s Networks) mtuOf(networkName string) int {
 	return defaultMTU
 }
 
-// nextAddress returns the next internal address of a subnetwork. It never returns the same
-// address twice. Networks have the same ranges, but this machine reaches the workers of all
-// of them. So no two workers share an address, whatever their networks. It skips addresses
-// that other simulators on this machine use. If they use all addresses, it returns the last
-// one, and the worker fails to start.
+// nextAddress returns the next internal address of a subnetwork, and never the same one
+// twice. Networks have the same ranges, but this machine reaches the workers of all of
+// them, so no two workers share an address, whatever their networks. It skips addresses of
+// other simulators on this machine. If they use all, it returns the last one, and the
+// worker fails to start.
 func (s Networks) nextAddress(subnetwork string) string {
 	prefix, err := netip.ParsePrefix(s.State.Subnetworks[subnetwork].GetIpCidrRange())
 	if err != nil {
@@ -152,7 +152,7 @@ func (s Networks) claim(addr netip.Addr) bool {
 	return !ok || claimer.Claim(addr)
 }
 
-// ProjectNumber is the number of the project. The real service gives each project one.
+// ProjectNumber is the number of the project. Every project of the real service has one.
 const ProjectNumber = "123456789012"
 
 // ComputePath returns the resource name of a compute resource.
@@ -171,8 +171,7 @@ func (s Networks) URLToName(link string) string {
 	return link
 }
 
-// GlobalRef returns the name of a global resource. text is its URL, its path or its bare
-// name.
+// GlobalRef returns the name of a global resource from its URL, its path or its bare name.
 func (s Networks) GlobalRef(text, collection string) (name string, ok bool) {
 	return s.Ref(text, "global", collection)
 }
@@ -181,8 +180,8 @@ func (s Networks) regionRef(text, region, collection string) (name string, ok bo
 	return s.Ref(text, "regions/"+region, collection)
 }
 
-// Ref returns the name of a resource. text is its URL, its path or its bare name. If it is
-// none of these, the bool is false.
+// Ref returns the name of a resource from its URL, its path or its bare name. The bool is
+// false if text is none of these.
 func (s Networks) Ref(text, scope, collection string) (string, bool) {
 	id := text[strings.LastIndexByte(text, '/')+1:]
 	name := s.ComputePath(scope, collection, id)
@@ -191,7 +190,7 @@ func (s Networks) Ref(text, scope, collection string) (string, bool) {
 	return name, ok
 }
 
-// PutFirewall fills in what the service fills in, and stores the rule.
+// PutFirewall stores the rule, filled in as by the service.
 func (s Networks) PutFirewall(st *state, f *computepb.Firewall) {
 	name := s.ComputePath("global", "firewalls", f.GetName())
 	f.Kind, f.Id, f.CreationTimestamp, f.SelfLink = proto.String("compute#firewall"), proto.Uint64(uint64(NewID())), proto.String(s.Timestamp()), proto.String(s.Link(name))

@@ -16,8 +16,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// CheckNode returns an error for a node that the real service refuses. It fills in the
-// fields that the service fills in.
+// CheckNode returns an error for a node that the real service refuses, and fills in the
+// other nodes as the service does.
 func (s Catalog) CheckNode(zone, field string, n *tpualpha.Node) (tpu.Type, error) {
 	t, err := s.typeOf(zone, field, n)
 	if err != nil {
@@ -62,8 +62,8 @@ func clearOutputOnly(n *tpualpha.Node) {
 	n.Id, n.MultisliceNode, n.NetworkEndpoints, n.Symptoms, n.UpcomingMaintenance = 0, false, nil, nil, nil
 }
 
-// checkBootDisk accepts a disk that is encrypted with a key. It does not model any other
-// property of a disk.
+// checkBootDisk accepts a disk encrypted with a key. Other properties of disks are not
+// modelled.
 func checkBootDisk(field string, b *tpualpha.BootDiskConfig) error {
 	if b == nil {
 		return nil
@@ -103,8 +103,8 @@ func (s Catalog) checkInterfaces(zone, field string, n *tpualpha.Node) error {
 	return nil
 }
 
-// Interfaces returns the networks of a node that has passed Catalog.CheckNode. Workers are
-// reached through the first one.
+// Interfaces returns the networks of a node that has passed Catalog.CheckNode. The first
+// one leads to the workers.
 func Interfaces(n *tpualpha.Node) []*tpualpha.NetworkConfig {
 	if n.NetworkConfig != nil {
 		return []*tpualpha.NetworkConfig{n.NetworkConfig}

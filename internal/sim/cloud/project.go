@@ -21,8 +21,7 @@ func APIs() map[string]string {
 	}
 }
 
-// apiOf returns the service to which a request goes. "" means that the service cannot be
-// disabled.
+// apiOf returns the service of a request, or "" if it cannot be disabled.
 func apiOf(r *http.Request) string {
 	switch path := r.URL.Path; {
 	case IsStorage(r):
@@ -62,7 +61,7 @@ func (s Identity) disabled(r *http.Request) *wire.Error {
 	})
 }
 
-// IsProject reports whether a request is for one of the APIs of this file.
+// IsProject reports whether a request is for an API of this file.
 func IsProject(r *http.Request) bool {
 	if strings.HasPrefix(r.URL.Path, "/v1beta/projects/") {
 		return strings.Contains(r.URL.Path, "/locations/global/")
@@ -81,7 +80,7 @@ func NoService(name string) error {
 	return wire.Errorf(http.StatusForbidden, "Not found or permission denied for service(s): %s.", name)
 }
 
-// Service returns a service of the project. It also returns whether the service is enabled.
+// Service returns a service of the project, and whether it is enabled.
 func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Service, error) {
 	if APIs()[name] == "" {
 		return nil, NoService(name)
@@ -96,8 +95,8 @@ func (s Identity) Service(name string) (*serviceusage.GoogleApiServiceusageV1Ser
 	}, nil
 }
 
-// Roles returns the permissions of each role, as patterns. Google has more roles. The table
-// has those that multihost and its documents mention.
+// Roles returns the permissions of each role, as patterns: of the roles that multihost and
+// its documents mention.
 func Roles() map[string][]string {
 	reads := func(resources ...string) (all []string) {
 		for _, r := range resources {

@@ -16,14 +16,14 @@ import (
 
 // A SliceSpec describes slices that exist from the start.
 type SliceSpec struct {
-	Name  string // name of the queued resource; for Count 1 also of the node, otherwise the prefix of NAME-0, NAME-1, …
+	Name  string // name of the queued resource; with Count 1 also of the node, otherwise the prefix of NAME-0, NAME-1, …
 	Count int
 	Type  string
 	// Foreign slices belong to no queued resource.
 	Foreign bool
-	// Network is the network of the slices. If it is empty, one slice is on "default" and
-	// several are on LargePackets. If the network does not exist, it is created with the
-	// largest possible MTU and the rules of "default".
+	// Network is the network of the slices. "" means "default" for one slice and
+	// LargePackets for several. A network that does not exist is created with the largest
+	// possible MTU and the rules of "default".
 	Network string
 }
 
@@ -44,8 +44,8 @@ func (p SliceSpec) String() string {
 }
 
 // ParseSlices parses descriptions of slices, separated by commas or spaces. Each is
-// NAME:COUNTxTYPE, optionally followed by ":foreign" and ":network=NETWORK":
-// "v4:2xv4-16", "t:1xv5litepod-16,old:1xv4-8:foreign".
+// NAME:COUNTxTYPE, and may end in ":foreign" and ":network=NETWORK": "v4:2xv4-16",
+// "t:1xv5litepod-16,old:1xv4-8:foreign".
 func ParseSlices(text string) ([]SliceSpec, error) {
 	var specs []SliceSpec
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' }) {

@@ -44,7 +44,7 @@ type state struct {
 	Instances    map[string]*Instance
 	Metadata     map[string]string // commonInstanceMetadata
 	Fingerprint  int
-	Logins       map[string]*oslogin.LoginProfile // profiles of OS Login, by address of the account
+	Logins       map[string]*oslogin.LoginProfile // profiles of OS Login, by account address
 
 	Clusters map[string]*Cluster
 	KubeOps  map[string]*container.Operation // operations on clusters and node pools
@@ -52,24 +52,24 @@ type state struct {
 	Login      simLogin
 	Buckets    map[string]*Bucket
 	Uploads    map[string]*Upload // unfinished resumable uploads, by id
-	Generation int64              // the last generation that an object got
+	Generation int64              // the newest generation of an object
 	Secrets    map[string][][]byte
 	tokens     map[string]*token // tokens of workers, by node and index
 
 	Policy      []*cloudresourcemanager.Binding // policy of the project
-	PolicyCount int                             // number of changes of policy
+	PolicyCount int                             // number of changes of Policy
 
 	Faults    []*ActiveFault
 	faultID   int
-	Quota     map[string]int // by zone; 0 or missing: no limit
-	addresses map[string]int // by subnetwork: how many internal addresses were tried
+	Quota     map[string]int // by zone; 0 or absent: no limit
+	addresses map[string]int // by subnetwork: number of internal addresses tried
 	assigned  map[netip.Addr]bool
 	Requests  []Request
 	Counts    map[string]int // requests by method
 	Total     int
 }
 
-// InitialState returns the state of a cloud in which nothing has been made yet.
+// InitialState returns the state of a cloud in which nothing has been made.
 func (s *Cloud) InitialState() state {
 	st := state{
 		Queued: map[string]*QueuedResource{}, Nodes: map[string]*Node{}, Ops: map[string]*Operation{},
@@ -98,17 +98,17 @@ func (s *Cloud) InitialState() state {
 
 // A QueuedResource is one request and its state.
 type QueuedResource struct {
-	Msg      *tpualpha.QueuedResource // state and name included
+	Msg      *tpualpha.QueuedResource // with state and name
 	Id, Zone string
 	Typ      tpu.Type
 	Count    int
-	Prefix   string // prefix of a request for several nodes; empty for a single node
+	Prefix   string // prefix of a request for several nodes; "" for one node
 	Deadline time.Time
 	Begins   time.Time    // valid-after
-	JSON     wire.Message // encoded form of Msg
+	JSON     wire.Message // Msg, encoded
 }
 
-// State returns the word of the API for the state of q.
+// State returns the API's word for the state of q.
 func (q *QueuedResource) State() string { return q.Msg.State.State }
 
 // NodeIDs returns the ids of the nodes of q, in slice order.
@@ -139,15 +139,15 @@ type Node struct {
 	Msg      *tpualpha.Node
 	Id, Zone string
 	Typ      tpu.Type
-	Machines []worker.Machine // in order of the workers; the entries are nil until the workers boot
-	further  [][]string       // the addresses of each worker's other interfaces
+	Machines []worker.Machine // in worker order; nil until the worker boots
+	further  [][]string       // addresses of each worker's other interfaces
 	ips      []string
 	mtu      int
-	Queued   string              // resource name of the request that created it, or empty
+	Queued   string              // resource name of the request that created it, or ""
 	gone     []func()            // called once the node is deleted
-	ended    []func()            // set while its machines are ending; these are called when they have ended
+	ended    []func()            // called when its machines have ended; set while they are ending
 	guest    []map[string]string // guest attributes of each worker, by namespace/key
-	JSON     wire.Message        // encoded form of Msg
+	JSON     wire.Message        // Msg, encoded
 }
 
 // An Operation of the TPU API.
@@ -159,7 +159,7 @@ type Operation struct {
 	Result             any // *tpualpha.Node, *tpualpha.QueuedResource, or nil for Empty
 }
 
-// NewOperation adds an operation of the TPU API that is not done.
+// NewOperation adds an unfinished operation of the TPU API.
 func (s *Cloud) NewOperation(zone, verb, target string) *Operation {
 	op := &Operation{
 		Name: fmt.Sprintf("%s/operations/operation-%d-%012x", s.LocationName(zone), s.Clock.Now().UnixMilli(), uint64(NewID())&(1<<48-1)),
@@ -169,7 +169,7 @@ func (s *Cloud) NewOperation(zone, verb, target string) *Operation {
 	return op
 }
 
-// Finish ends op with result. If err is not nil, it ends op with err. op may be nil.
+// Finish ends op with result, or with err if err is not nil. op may be nil.
 func (s *Cloud) Finish(op *Operation, result any, err *wire.Error) {
 	if op == nil || op.Done {
 		return
@@ -177,8 +177,8 @@ func (s *Cloud) Finish(op *Operation, result any, err *wire.Error) {
 	op.Done, op.Result, op.Err, op.Ended = true, result, err, s.Clock.Now()
 }
 
-// NewID returns a positive number for things to which the real API gives a random number.
-// It never returns the same number twice.
+// NewID returns a positive number where the real API gives a random one. It never returns
+// the same number twice.
 func NewID() int64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails, as its documentation says

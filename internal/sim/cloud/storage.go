@@ -8,10 +8,10 @@ import (
 	storage "google.golang.org/api/storage/v1"
 )
 
-// DefaultBucket exists from the start and does not keep overwritten objects.
+// DefaultBucket exists from the start. It does not keep overwritten objects.
 const DefaultBucket = "multihost-sim"
 
-// A Bucket of Cloud Storage, with its objects by name.
+// A Bucket is a bucket of Cloud Storage, with its objects by name.
 type Bucket struct {
 	Msg     *storage.Bucket
 	Objects map[string]*StoredObject
@@ -40,7 +40,7 @@ func NewBucket(name, created string) *Bucket {
 	}}
 }
 
-// StorageTime returns the time in the format of Cloud Storage, with milliseconds.
+// StorageTime returns the time now in the format of Cloud Storage, with milliseconds.
 func (s *Cloud) StorageTime() string { return s.Clock.Now().UTC().Format("2006-01-02T15:04:05.000Z") }
 
 // IsStorage reports whether a request is for Cloud Storage.

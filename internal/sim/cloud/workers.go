@@ -23,10 +23,10 @@ import (
 	"multihost/internal/sim/worker"
 )
 
-// maxBoots limits the workers of one node that boot at the same time.
+// maxBoots limits how many workers of a node boot at a time.
 const maxBoots = 16
 
-// MakeBackend makes what runs the workers, as the configuration says.
+// MakeBackend makes the backend for workers, as configured.
 func (s Slices) MakeBackend() error {
 	switch {
 	case s.Config.Workers != nil:
@@ -65,8 +65,8 @@ func (s Slices) MakeBackend() error {
 
 var errNodeGone = errors.New("node deleted while it was being made")
 
-// BootNode starts the workers of n and makes n READY. It then calls done with s.Mu held.
-// The caller holds s.Mu.
+// BootNode starts the workers of n and makes n READY, then calls done with s.Mu held. The
+// caller holds s.Mu.
 func (s Slices) BootNode(n *Node, done func(error)) {
 	if n.Msg.State != "CREATING" {
 		done(errNodeGone)
@@ -98,8 +98,8 @@ func (n *Node) ready() {
 		if i < len(n.Machines) {
 			external = n.Machines[i].Addr()
 			if _, ok := n.Machines[i].(worker.Internal); !ok {
-				// A machine on loopback has only one address, which serves as both the
-				// internal and the external one.
+				// A machine on loopback has one address, which is both the internal and the
+				// external one.
 				e.IpAddress = external
 			}
 		}
@@ -149,7 +149,7 @@ func (s Slices) workerSpecs(n *Node) []worker.Spec {
 // instanceName returns the hostname of the VM of worker i.
 func instanceName(n *Node, i int) string { return fmt.Sprintf("t1v-n-%08x-w-%d", uint32(n.Msg.Id), i) }
 
-// StartMachines starts machines. If one of them does not start, it stops those that did. It
+// StartMachines starts machines. If one of them does not start, it stops the others. It
 // takes no lock.
 func (s Slices) StartMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	machines := make([]worker.Machine, len(specs))
@@ -173,7 +173,7 @@ func (s Slices) StartMachines(specs []worker.Spec) ([]worker.Machine, error) {
 	return machines, nil
 }
 
-// Discard stops machines that do not belong to anything yet.
+// Discard stops machines that belong to nothing yet.
 func (s Slices) Discard(machines []worker.Machine) {
 	s.Spawn(func() { _ = stopAll(s.Ctx, machines) }) // the backend later stops the rest
 }
@@ -182,7 +182,7 @@ func stopAll(ctx context.Context, machines []worker.Machine) error {
 	return each(machines, func(m worker.Machine) error { return m.Stop(ctx) })
 }
 
-// each calls f for every machine that is not nil, for at most maxBoots at the same time.
+// each calls f for every machine that is not nil, at most maxBoots at a time.
 func each(machines []worker.Machine, f func(worker.Machine) error) error {
 	group := new(errgroup.Group)
 	group.SetLimit(maxBoots)
@@ -208,16 +208,16 @@ func shutDownAll(ctx context.Context, machines []worker.Machine, limit time.Dura
 	return group.Wait()
 }
 
-// How long a machine may continue after Compute Engine has told it to end: when Compute
-// Engine preempts it, and when it stops or deletes it.
+// How long a machine may run on after Compute Engine has told it to end: when it preempts
+// the machine, and when it stops or deletes it.
 const (
 	PreemptLimit = 30 * time.Second
 	StopLimit    = 90 * time.Second
 )
 
-// stopMachines shuts the workers of n down. Then it calls done with s.Mu held. If it is
-// called several times, it calls each done, and the limit of the first call applies. The
-// caller holds s.Mu.
+// stopMachines shuts the workers of n down, then calls done with s.Mu held. Several calls
+// share one shutdown with the limit of the first, and each done is called. The caller holds
+// s.Mu.
 func (s Slices) stopMachines(n *Node, limit time.Duration, done func()) {
 	n.ended = append(n.ended, done)
 	if len(n.ended) > 1 {
@@ -261,9 +261,9 @@ func (s Slices) RebootAll(q *QueuedResource, op *Operation) {
 	})
 }
 
-// authorizedKeys returns the ssh-keys lines that apply to the workers of a node. The guest
-// agent has these rules: OS Login's keys replace all others, a node may block the project's
-// keys, and expired keys do not count. It takes the lock.
+// authorizedKeys returns the ssh-keys lines that apply to the workers of a node, by the
+// rules of the guest agent: OS Login's keys replace all others, a node may block the
+// project's keys, and expired keys do not count. It takes the lock.
 func (s Slices) authorizedKeys(nodeName string) []string {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -301,8 +301,8 @@ func (s Slices) keysInForce(own map[string]string) []string {
 
 func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
 
-// expired parses a line of the form `user:type base64 google-ssh {"expireOn":…}`. If it
-// cannot parse a line, the line counts as expired, as it does for the guest agent.
+// expired parses a line `user:type base64 google-ssh {"expireOn":…}`. As for the guest
+// agent, a line that it cannot parse is expired.
 func expired(line string, now time.Time) bool {
 	_, text, ok := strings.Cut(line, " google-ssh ")
 	if !ok {

@@ -1,6 +1,6 @@
-// Package computeapi is the part of the Compute Engine API, v1, that the simulator has:
-// the project's metadata, networks, subnetworks, firewall rules, workload policies, instance
-// templates, images, machine types and operations.
+// Package computeapi is the simulator's part of the Compute Engine API, v1: the project's
+// metadata, networks, subnetworks, firewall rules, workload policies, instance templates,
+// images, machine types and operations.
 package computeapi
 
 import "multihost/internal/sim/cloud"

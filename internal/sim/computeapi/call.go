@@ -23,7 +23,7 @@ import (
 
 // A computeCall is one request to the Compute API with its parts:
 // /compute/v1/projects/P/SCOPE/COLLECTION/NAME/VERB. SCOPE is global, regions/R, zones/Z,
-// aggregated, or empty.
+// aggregated, or "".
 type computeCall struct {
 	s          *cloud.Cloud
 	r          *http.Request
@@ -33,7 +33,7 @@ type computeCall struct {
 	scope      string
 	collection string
 	id, verb   string
-	below      string // name of a resource below the one with the id, such as a block of a reservation
+	below      string // name of a resource below that of the id, such as a block of a reservation
 }
 
 // name returns the resource of the call: projects/P/SCOPE/COLLECTION/ID.
@@ -129,8 +129,7 @@ func (s API) parseComputeCall(r *http.Request, body []byte) (*computeCall, error
 	return c, nil
 }
 
-// services has the functions that answer calls, by the kind of the scope and the
-// collection.
+// services has the functions that answer calls, by kind of scope and collection.
 var services = map[string]func(API, *computeCall) (any, error){
 	" ":                                API.serveProject,
 	" setCommonInstanceMetadata":       API.setProjectMetadata,
@@ -182,9 +181,9 @@ func (c *computeCall) serve() (any, error) {
 	return nil, wire.UnknownMethod()
 }
 
-// unmodelled are collections that the service has in some scope and the simulator does not
-// have. A client must not take them for empty. For example, a commitment that the client
-// cannot read may still exist.
+// unmodelled are collections of the service that the simulator does not have. A client must
+// not take them for empty: for example, a commitment may exist although the client cannot
+// read it.
 var unmodelled = []string{
 	"acceleratorTypes", "addresses", "autoscalers", "commitments", "diskTypes", "disks", "firewallPolicies", "futureReservations", "healthChecks", "images",
 	"instanceGroupManagers", "instanceGroups", "instances", "instanceTemplates", "machineImages", "networkEndpointGroups", "nodeGroups", "operations",
@@ -194,7 +193,7 @@ var unmodelled = []string{
 // decode reads the body into m. It refuses unknown fields.
 func (c *computeCall) decode(m proto.Message) error {
 	if err := protojson.Unmarshal(c.body, m); err != nil {
-		text := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its spaces intentionally
+		text := strings.ReplaceAll(err.Error(), "\u00a0", " ") // protobuf varies its spaces on purpose
 		return wire.Errorf(http.StatusBadRequest, "Invalid JSON payload received. %s", strings.TrimPrefix(text, "proto: ")).WithReason("badRequest")
 	}
 	return nil
@@ -296,11 +295,11 @@ func (s API) servePlaces(c *computeCall) (any, error) {
 }
 
 // A computeList is the answer to a list. Its items are marshalled one by one, because each
-// list message of computepb is a separate type.
+// list message of computepb is a type of its own.
 type computeList struct {
 	head  map[string]any
 	items []proto.Message
-	under string // name of the field that has the items; empty: "items"
+	under string // name of the field with the items; "": "items"
 
 	// An aggregated list has its items by scope, below the name of the collection.
 	scopes     map[string][]proto.Message
@@ -367,8 +366,8 @@ func (s API) list(c *computeCall, kind string, all []proto.Message) (any, error)
 	return l, nil
 }
 
-// waitComputeOp waits until the operation is done, but for at most two minutes, as the real
-// service does.
+// waitComputeOp waits until the operation is done, at most two minutes, as the real service
+// does.
 func (s API) waitComputeOp(c *computeCall) error {
 	if c.r.Method != http.MethodPost {
 		return wire.UnknownMethod()

@@ -14,19 +14,19 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// numbered returns the id of a thing that exists from the start.
+// numbered returns the id of a resource that exists from the start.
 func numbered(name string) *uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name)) // never fails, as its documentation says
 	return proto.Uint64(h.Sum64() >> 2)
 }
 
-// imageSize is the size of Google's images in GB. If a template names no size, the boot
-// disk has this size.
+// imageSize is the size of Google's images in GB, and of the boot disk if a template names
+// none.
 const imageSize = 10
 
-// serveImages answers for the project that has the images with TPU support. No other
-// project has images.
+// serveImages answers for the project with the images for TPUs. No other project has
+// images.
 func (s machines) serveImages(c *computeCall) (any, error) {
 	if c.r.Method != http.MethodGet {
 		return nil, wire.NotModelled("Making images")

@@ -22,13 +22,13 @@ type message interface {
 	GetSelfLink() string
 }
 
-// A collection has the resources of one kind. They are made, read and deleted, but never
+// A collection has the resources of one kind, which are made, read and deleted, but never
 // changed.
 type collection[T message] struct {
 	kind  string // kind of one resource, without the prefix compute#
 	all   map[string]T
 	empty func() T
-	fill  func(T) error // returns an error for what the real service refuses, and fills in what the service fills in
+	fill  func(T) error // refuses what the real service refuses, and fills in what it fills in
 }
 
 // serveCollection answers a call for the collection k.
@@ -112,8 +112,8 @@ func deleteFrom[T message](s API, c *computeCall, k collection[T]) (any, error) 
 	})
 }
 
-// begin checks the query of a call that changes something. If msg is not nil, it reads the
-// body into msg. seen says that an earlier call had the same request id. op is then the
+// begin checks the query of a call that changes something, and reads the body into msg if
+// that is not nil. seen says that an earlier call had the same request id. op is then the
 // operation of that call.
 func (c *computeCall) begin(msg proto.Message, params ...string) (op any, seen bool, err error) {
 	if err := wire.CheckQuery(c.query, append(params, "requestId")...); err != nil {
@@ -145,7 +145,7 @@ func (s API) put(msg proto.Message, kind, name string) {
 	}
 }
 
-// onlyFields returns an error for a message that has any other field.
+// onlyFields returns an error for a message with any other field.
 func onlyFields(m proto.Message, what string, names ...string) error {
 	var err error
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
@@ -158,7 +158,7 @@ func onlyFields(m proto.Message, what string, names ...string) error {
 	return err
 }
 
-// checkPlace returns an error for a region or a zone that does not exist.
+// checkPlace returns an error for an unknown region or zone.
 func (s API) checkPlace(scope string) error {
 	kind, name, _ := strings.Cut(scope, "/")
 	places := map[string][]string{"regions": s.Catalog().Regions(), "zones": s.Catalog().Zones()}[kind]
@@ -168,7 +168,7 @@ func (s API) checkPlace(scope string) error {
 	return noSuchCompute("projects/" + s.Config.Project + "/" + scope)
 }
 
-// listOf answers a list of the resources of one scope, or an aggregated list.
+// listOf answers with a list of the resources of one scope, or with an aggregated list.
 func (s API) listOf(c *computeCall, kind string, all []message) (any, error) {
 	if c.scope == "aggregated" {
 		return s.aggregated(c, kind, all)

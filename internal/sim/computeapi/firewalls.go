@@ -99,7 +99,7 @@ func (s networks) patchFirewall(c *computeCall, f *computepb.Firewall) (any, err
 		return nil, badValue("resource", change.GetName(), "Name and network of a firewall cannot be changed.")
 	}
 	next := proto.CloneOf(f)
-	// A patch replaces lists, as JSON merge patch does. It does not append to them.
+	// Like a JSON merge patch, a patch replaces lists and does not append to them.
 	replaced := func(from []string, to *[]string) {
 		if len(from) > 0 {
 			*to = nil
@@ -170,7 +170,7 @@ func checkRange(text string) error {
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
 		if _, aerr := netip.ParseAddr(text); aerr == nil {
-			return nil // a single address counts as a range with one address
+			return nil // a single address is a range of one address
 		}
 		return badValue("resource.sourceRanges[0]", text, "Must be a valid CIDR range.")
 	}

@@ -65,7 +65,7 @@ func (s machines) serveGroups(c *computeCall) (any, error) {
 	return nil, wire.NotModelled("instanceGroupManagers." + cmp.Or(c.verb, strings.ToLower(c.r.Method)))
 }
 
-// pageOf answers a list whose message has only items and a token for the next page.
+// pageOf returns a list whose message has only items and a token for the next page.
 func (s machines) pageOf(c *computeCall, all []proto.Message) (*computeList, error) {
 	if err := wire.CheckQuery(c.query, "filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess"); err != nil {
 		return nil, err
@@ -152,8 +152,8 @@ func (s machines) deleteGroup(c *computeCall, g *cloud.Group) (any, error) {
 	})
 }
 
-// resizeGroup changes the number of VMs. In BULK mode the number goes from 0 to the size of
-// the topology and back to 0.
+// resizeGroup changes the number of VMs. In BULK mode it goes from 0 to the size of the
+// topology and back to 0.
 func (s machines) resizeGroup(c *computeCall, g *cloud.Group) (any, error) {
 	if op, seen, err := c.begin(nil, "size"); seen || err != nil {
 		return op, err
@@ -202,7 +202,7 @@ const (
 	mostPagedVMs = 2000
 )
 
-// checkGroup returns an error for a group that the service refuses. It fills in g.
+// checkGroup returns an error for a group that the service refuses, and fills in g.
 func (s machines) checkGroup(c *computeCall, g *cloud.Group) error {
 	m := g.Msg
 	if err := onlyFields(m, "a managed instance group", "name", "description", "zone", "instanceTemplate", "versions", "targetSize", "baseInstanceName",
@@ -289,8 +289,8 @@ func (s machines) policyOf(c *computeCall, m *computepb.InstanceGroupManager) (*
 	return p, nil
 }
 
-// checkMachine returns an error for VMs that the zone does not have. It also returns one if
-// their other properties do not fit their machine type.
+// checkMachine returns an error for VMs that the zone does not have, or whose other
+// properties do not fit their machine type.
 func (s machines) checkMachine(g *cloud.Group) (groups.MachineType, error) {
 	p := g.Properties
 	offered := groups.Offered(s.Cloud, g.Zone)
@@ -308,7 +308,7 @@ func (s machines) checkMachine(g *cloud.Group) (groups.MachineType, error) {
 	return m, nil
 }
 
-// checkTopology returns an error for a topology that the service refuses for a group. It
+// checkTopology returns an error for a topology that the service refuses for a group, and
 // sets the type of the group's slice.
 func (s machines) checkTopology(g *cloud.Group, kind groups.MachineType, topology string) error {
 	size := 1
@@ -368,8 +368,8 @@ func (s machines) serveAutoscalers(c *computeCall) (any, error) {
 	return s.listOf(c, "autoscaler", nil)
 }
 
-// serveInstanceGroups answers for unmanaged instance groups: each managed group has one,
-// with the same name.
+// serveInstanceGroups answers for unmanaged instance groups: each managed group has one of
+// the same name.
 func (s machines) serveInstanceGroups(c *computeCall) (any, error) {
 	if err := s.checkPlace(c.scope); err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func (s machines) serveInstances(c *computeCall) (any, error) {
 	return nil, wire.NotModelled("instances." + cmp.Or(c.verb, strings.ToLower(c.r.Method)))
 }
 
-// guestAttributes returns the guest attributes that i has written. These include its host
+// guestAttributes returns the guest attributes that i has written, which include its host
 // keys.
 func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error) {
 	if err := wire.CheckQuery(c.query, "queryPath", "variableKey"); err != nil {
@@ -105,7 +105,7 @@ func (s machines) guestAttributes(c *computeCall, i *cloud.Instance) (any, error
 	return out, nil
 }
 
-// serialPort returns what i has printed while it booted.
+// serialPort returns what i has printed during its boot.
 func (s machines) serialPort(c *computeCall, i *cloud.Instance) (any, error) {
 	if err := wire.CheckQuery(c.query, "port", "start"); err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func (s networks) serveNetworks(c *computeCall) (any, error) {
 }
 
 // patchNetwork changes the MTU. Running machines of the simulator keep their MTU until they
-// are created again. Those of Google keep it until they reboot.
+// are created again, those of Google until they reboot.
 func (s networks) patchNetwork(c *computeCall, n *cloud.Network) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err
@@ -153,8 +153,7 @@ func (s networks) deleteNetwork(c *computeCall) (any, error) {
 		}
 	}
 	if !n.Msg.GetAutoCreateSubnetworks() {
-		// A user has created these subnetworks. Those of auto mode are deleted with their
-		// network.
+		// A user has created these subnetworks. Those of auto mode go with their network.
 		for _, sub := range cloud.Sorted(s.State.Subnetworks, nil) {
 			if sub.GetNetwork() == n.Msg.GetSelfLink() {
 				return nil, inUse("network", name, s.Networks().URLToName(sub.GetSelfLink()))
@@ -206,8 +205,8 @@ func (s networks) serveSubnetworks(c *computeCall) (any, error) {
 	return s.listOf(c, "subnetwork", messages(s.State.Subnetworks))
 }
 
-// insertSubnetwork creates a subnetwork in a custom-mode network. It refuses a subnetwork
-// that overlaps another one of the same network.
+// insertSubnetwork creates a subnetwork in a custom-mode network. It refuses an overlap
+// with another one of the same network.
 func (s networks) insertSubnetwork(c *computeCall, region string) (any, error) {
 	if err := wire.CheckQuery(c.query, "requestId"); err != nil {
 		return nil, err

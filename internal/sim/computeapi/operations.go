@@ -15,7 +15,7 @@ import (
 const maxOpWait = 2 * time.Minute
 
 // startComputeOp creates an operation for c, which is DONE after a step. Then it calls
-// finish with a bool that says whether the operation has succeeded. finish may be nil.
+// finish, unless that is nil, with whether the operation has succeeded.
 func (s API) startComputeOp(c *computeCall, kind, target string, id uint64, finish func(ok bool)) (any, error) {
 	return s.startLongOp(c, kind, target, id, func(ok bool, done func()) {
 		s.NextStep(func() {
@@ -27,8 +27,9 @@ func (s API) startComputeOp(c *computeCall, kind, target string, id uint64, fini
 	})
 }
 
-// startLongOp creates an operation for c and calls work. work ends the operation by calling
-// done. If ok is false, the operation ends with an error, and work must change nothing.
+// startLongOp creates an operation for c and calls work, which ends the operation by
+// calling done. If ok is false, the operation ends with an error, and work must change
+// nothing.
 func (s API) startLongOp(c *computeCall, kind, target string, id uint64, work func(ok bool, done func())) (any, error) {
 	op := s.Networks().NewComputeOp(c.scope, kind, target, id, cloud.ComputeUser)
 	if key := c.replayKey(); key != "" {
@@ -88,9 +89,9 @@ func (s API) serveComputeOps(c *computeCall) (any, error) {
 
 var filterTerm = regexp.MustCompile(`^\(?\s*([A-Za-z.]+)\s*(=|!=|:|\beq\b|\bne\b)\s*"?([^"()]*?)"?\s*\)?$`)
 
-// parseFilter parses a filter. It consists of comparisons of one string field each. They
-// are joined by AND, or stand side by side in parentheses. As in the real service, eq and
-// ne take a regular expression for the whole value.
+// parseFilter parses a filter of comparisons of one string field each. They are joined by
+// AND, or stand side by side in parentheses. As in the real service, eq and ne take a
+// regular expression for the whole value.
 func parseFilter(text string) (func(proto.Message) bool, error) {
 	all := func(proto.Message) bool { return true }
 	if strings.TrimSpace(text) == "" {

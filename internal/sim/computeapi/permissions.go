@@ -9,8 +9,8 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// checkCompute returns an error for a caller of the Compute API who does not have the
-// permission. The caller holds s.Mu.
+// checkCompute returns an error for a caller of the Compute API without the permission. The
+// caller of checkCompute holds s.Mu.
 func checkCompute(who cloud.Caller, s *cloud.Cloud, c *computeCall) error {
 	resource, verb := c.collection, map[string]string{
 		http.MethodGet: "get", http.MethodPost: "create", http.MethodDelete: "delete", http.MethodPatch: "update",

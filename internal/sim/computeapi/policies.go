@@ -29,8 +29,8 @@ func (s machines) serveResourcePolicies(c *computeCall) (any, error) {
 	})
 }
 
-// checkPolicy returns an error for a policy that the real service refuses, and for one that
-// is not a workload policy.
+// checkPolicy returns an error for a policy that the real service refuses, or that is no
+// workload policy.
 func checkPolicy(p *computepb.ResourcePolicy) error {
 	if err := onlyFields(p, "a resource policy", "name", "description", "region", "workloadPolicy"); err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// serveReservations answers for reservations of VMs of one machine type. A DENSE reservation
-// has one block, which has all of its VMs.
+// serveReservations answers for reservations of VMs of one machine type. A DENSE
+// reservation has one block with all of its VMs.
 func (s machines) serveReservations(c *computeCall) (any, error) {
 	if err := s.checkPlace(c.scope); err != nil {
 		return nil, err
@@ -46,8 +46,8 @@ func (s machines) serveReservations(c *computeCall) (any, error) {
 	})
 }
 
-// checkReservation returns an error for a reservation that the real service refuses. It
-// also returns one for a reservation of anything but VMs of a machine type with TPU chips.
+// checkReservation returns an error for a reservation that the real service refuses, or
+// that is for anything but VMs of a machine type with TPU chips.
 func (s machines) checkReservation(zone string, r *computepb.Reservation) error {
 	if err := onlyFields(r, "a reservation", "name", "description", "zone", "specificReservation", "specificReservationRequired", "shareSettings", "deploymentType"); err != nil {
 		return err
@@ -75,8 +75,8 @@ func (s machines) checkReservation(zone string, r *computepb.Reservation) error 
 	return nil
 }
 
-// VMs may name a reservation of this project. If the reservation does not exist,
-// checkAffinity returns an error. The reservations of other projects are not modelled.
+// checkAffinity returns an error if VMs name a reservation of this project that does not
+// exist. Reservations of other projects are not modelled.
 func (s machines) checkAffinity(g *cloud.Group) error {
 	for _, value := range g.Properties.GetReservationAffinity().GetValues() {
 		project, name := s.Config.Project, value

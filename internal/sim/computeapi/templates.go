@@ -34,8 +34,8 @@ func (s machines) serveInstanceTemplates(c *computeCall) (any, error) {
 	})
 }
 
-// checkProperties returns an error for properties of VMs that the service refuses. It fills
-// in what the service fills in. Some properties depend on the machine type. They are
+// checkProperties returns an error for properties of VMs that the service refuses, and
+// fills in what the service fills in. Properties that depend on the machine type are
 // checked when a group uses the template.
 func (s machines) checkProperties(scope string, p *computepb.InstanceProperties) error {
 	if p == nil || p.GetMachineType() == "" || strings.Contains(p.GetMachineType(), "/") {
@@ -101,8 +101,8 @@ func checkDisks(disks []*computepb.AttachedDisk) error {
 	return nil
 }
 
-// checkNICs checks the network interface of a template. It replaces the names of the
-// network and the subnetwork by URLs. A global template has no region, so the path of its
+// checkNICs checks the network interface of a template, and replaces the names of its
+// network and subnetwork by URLs. A global template has no region, so the path of its
 // subnetwork must name one.
 func (s machines) checkNICs(scope string, nics []*computepb.NetworkInterface) error {
 	if len(nics) != 1 {
@@ -208,8 +208,7 @@ func checkAffinity(model string, a *computepb.ReservationAffinity) error {
 	return nil
 }
 
-// checkItems returns an error for metadata that has a key twice, or a value that is too
-// large.
+// checkItems returns an error for metadata with a key twice or a value that is too large.
 func checkItems(field string, m *computepb.Metadata) error {
 	seen := map[string]bool{}
 	for _, item := range m.GetItems() {

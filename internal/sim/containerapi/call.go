@@ -46,8 +46,8 @@ func bad(format string, args ...any) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, format, args...)
 }
 
-// Dispatch returns the function that answers requests. who is the sender of the requests.
-// The caller of that function holds the lock.
+// Dispatch returns the function that answers requests of who. The caller of that function
+// holds the lock.
 func (s API) Dispatch(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parse(r, body)
@@ -91,8 +91,8 @@ func (s API) parse(r *http.Request, body []byte) (*call, error) {
 	return c, nil
 }
 
-// split reads the part of the path after the collection. It returns false if that part does
-// not name a resource of the collection.
+// split reads the part of the path after the collection. It returns false if that names no
+// resource of the collection.
 func (c *call) split(rest []string) bool {
 	rest = append(rest, "", "", "", "")
 	extra := 0
@@ -128,8 +128,8 @@ func (c *call) permit(who cloud.Caller) error {
 	})
 }
 
-// services has the functions that answer calls. The key has the method and the collection,
-// and whether the call names one resource.
+// services has the functions that answer calls. A key has the method, the collection, and
+// whether the call names one resource.
 var services = map[string]func(*call) (any, error){
 	"GET serverConfig":     (*call).serverConfig,
 	"GET operations":       (*call).listOperations,
@@ -204,8 +204,8 @@ func drop(v any) {
 	}
 }
 
-// versions returns the versions that can be chosen, the newest first. The first one is the
-// version of the channel RAPID.
+// versions returns the versions to choose from, the newest first, which is that of the
+// channel RAPID.
 func versions() []string {
 	return []string{"1.34.1-gke.100", "1.33.5-gke.1080000", "1.32.9-gke.1010000"}
 }
@@ -237,7 +237,7 @@ func (c *call) listOperations() (any, error) {
 	return list, nil
 }
 
-// covers reports whether a list of the location of c has the resource.
+// covers reports whether a list of c's location has the resource.
 func (c *call) covers(name string) bool {
 	return c.location == "-" || strings.HasPrefix(name, c.parent()+"/")
 }
@@ -266,7 +266,7 @@ func (c *call) end(op *container.Operation, failure string) {
 
 func (c *call) link(name string) string { return c.BaseURL + "/" + c.version + "/" + name }
 
-// copyOf returns a copy of a message. Later changes of the message do not change the copy.
+// copyOf returns a copy of a message, which later changes of the message do not affect.
 func copyOf[T any](m *T) *T {
 	same := *m
 	return &same

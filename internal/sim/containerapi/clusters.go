@@ -21,12 +21,12 @@ const (
 	failed       = "ERROR"
 )
 
-// If the Kubernetes API of a cluster is not served, nowhere is the endpoint of the cluster.
+// nowhere is the endpoint of a cluster whose Kubernetes API is not served.
 const nowhere = "127.0.0.1:1"
 
 var namePattern = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$`)
 
-// render returns a cluster as the API shows it.
+// render returns a cluster in the form of the API.
 func (s API) render(k *cloud.Cluster) *container.Cluster {
 	m := copyOf(k.Msg)
 	m.NodePools = nil
@@ -87,7 +87,7 @@ func (c *call) createCluster() (any, error) {
 	return op, nil
 }
 
-// fillCluster checks a new cluster. It sets the fields that the service sets.
+// fillCluster checks a new cluster, and fills it in as the service does.
 func (c *call) fillCluster(m *container.Cluster) error {
 	if m.Status != "" || m.Endpoint != "" || m.CurrentMasterVersion != "" {
 		return bad("Output only fields are set.")
@@ -131,7 +131,7 @@ func (c *call) fillCluster(m *container.Cluster) error {
 	return nil
 }
 
-// versionOf returns the version of a cluster. want is the version or the beginning of one.
+// versionOf returns the version of a cluster. want is a version or the beginning of one.
 func versionOf(want string) (string, bool) {
 	all := versions()
 	if want == "" || want == "latest" || want == "-" {
@@ -148,7 +148,7 @@ func versionOf(want string) (string, bool) {
 
 func last(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
-// open gives a new cluster first its API and then its first nodes.
+// open gives a new cluster its API and then its first nodes.
 func (c *call) open(k *cloud.Cluster, op *container.Operation) {
 	if k.Msg.Status != provisioning {
 		c.end(op, "the cluster was deleted")
@@ -220,7 +220,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// busy refuses a change while another change is in progress.
+// busy refuses a change during another change.
 func (c *call) busy(doing string) error {
 	running := cloud.Sorted(c.State.KubeOps, func(_ string, op *container.Operation) bool {
 		return op.Status != "DONE" && strings.Contains(op.TargetLink, "/clusters/"+c.cluster)

@@ -35,7 +35,7 @@ func (c *call) pools() (any, error) {
 
 func (c *call) poolName() string { return c.name() + "/nodePools/" + c.pool }
 
-// If the node pools of the cluster can be changed now, changeable returns the cluster.
+// changeable returns the cluster if its node pools can be changed now.
 func (c *call) changeable() (*cloud.Cluster, error) {
 	k := c.State.Clusters[c.name()]
 	switch {
@@ -82,7 +82,7 @@ func (c *call) createPool() (any, error) {
 	return op, nil
 }
 
-// fillPool checks a new node pool of k. It sets the fields that the service sets.
+// fillPool checks a new node pool of k, and fills it in as the service does.
 func (c *call) fillPool(k *cloud.Cluster, p *container.NodePool) error {
 	if p.Status != "" || len(p.InstanceGroupUrls) > 0 {
 		return bad("Output only fields are set.")
@@ -132,7 +132,7 @@ func isTPU(machine string) bool {
 	return strings.HasPrefix(machine, "ct") || strings.HasPrefix(machine, "tpu")
 }
 
-// If a pool is a slice, sliceOf returns the nodes of that slice.
+// sliceOf returns the nodes of the slice that a pool is, if it is one.
 func (c *call) sliceOf(p *container.NodePool) (tpu.Nodes, bool) {
 	topology := ""
 	if p.PlacementPolicy != nil {
@@ -212,8 +212,8 @@ func kubeNodes(c *call, k *cloud.Cluster, p *container.NodePool) (nodes []cloud.
 	return nodes
 }
 
-// noRoom returns the reason for which a pool gets no nodes, or nil. A pool that begins
-// without nodes needs none.
+// noRoom returns why a pool gets no nodes, or nil. A pool that begins without nodes needs
+// none.
 func noRoom(c *call, k *cloud.Cluster, p *container.NodePool) *container.StatusCondition {
 	if !isTPU(p.Config.MachineType) || p.InitialNodeCount == 0 {
 		return nil

@@ -27,14 +27,13 @@ import (
 // gcloudPort is the port at which gcloud's ssh and scp connect to workers.
 const gcloudPort = 22
 
-// Port returns the port at which the workers answer. This is asked, or gcloud's port if
-// asked is 0. If gcloud's port cannot be used, Port returns 0 and the reason. 0 means a
-// free port.
+// Port returns the port at which the workers answer: asked, or gcloud's port if asked is 0.
+// If gcloud's port cannot be used, Port returns 0, which means a free port, and the reason.
 func Port(asked int, try func(port int) error) (port int, why, err error) {
 	port = cmp.Or(asked, gcloudPort)
 	why = try(port)
 	if errno := syscall.Errno(0); errors.As(why, &errno) {
-		why = errno // without the address that was tried
+		why = errno // without the address of the trial
 	}
 	switch {
 	case why == nil:
@@ -65,8 +64,8 @@ func (e *PortError) Hint() string {
 // Fault returns fault.Configuration.
 func (e *PortError) Fault() fault.Kind { return fault.Configuration }
 
-// Foreground runs a simulator until ctx ends or somebody ends it. Once the simulator
-// answers, it calls ready. If ready returns an error, the simulator ends.
+// Foreground runs a simulator until ctx ends or somebody ends it. Once it answers,
+// Foreground calls ready. If ready returns an error, the simulator ends.
 func Foreground(ctx context.Context, cfg sim.Config, ready func(url string) error) error {
 	workers := 0
 	for _, s := range cfg.Slices {
@@ -113,7 +112,7 @@ func makeDir(dir string) error {
 }
 
 // Background starts this program again with args, as a daemon that runs a simulator in dir.
-// It waits until the daemon is ready or has ended. It returns the simulator's address.
+// It waits until the daemon is ready or has ended, and returns the simulator's address.
 func Background(ctx context.Context, dir string, args []string) (url string, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -135,7 +134,7 @@ func Background(ctx context.Context, dir string, args []string) (url string, err
 		return "", err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends when the daemon or this program ends
+	go func() { ended <- cmd.Wait() }() // ends with the daemon or this program
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -171,8 +170,8 @@ func ForOne(ctx context.Context, cfg sim.Config) (server *sim.Server, end func()
 	}, nil
 }
 
-// Remove removes the files of a simulator that has ended. It also removes the directory,
-// unless that contains something else.
+// Remove removes the files of a simulator that has ended, and its directory unless that
+// contains anything else.
 func Remove(dir string) error {
 	var err error
 	for _, name := range []string{"workers", "gcloud", "google_compute_engine", "google_compute_engine.pub", "known_hosts", "known_hosts.lock", "application_default_credentials.json", "sim.log"} {
@@ -182,10 +181,10 @@ func Remove(dir string) error {
 	return err
 }
 
-// Names of the directories of ForOne's simulators begin with temp.
+// temp begins the names of directories of ForOne's simulators.
 const temp = "multihost-sim-"
 
-// Sweep removes what killed simulators of --sim have left. It returns how many there were.
+// Sweep removes what killed simulators of --sim have left, and returns how many there were.
 func Sweep() (swept int, err error) {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), temp+"*"))
 	for _, dir := range dirs {
@@ -201,7 +200,7 @@ func Sweep() (swept int, err error) {
 	return swept, err
 }
 
-// StatusText returns a text about what exists in a simulator.
+// StatusText describes what exists in a simulator.
 func StatusText(st sim.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "simulator at %s, project %s, zone %s, SSH port %d\n", st.URL, st.Project, st.Zone, st.SSHPort)
@@ -222,8 +221,8 @@ func StatusText(st sim.Status) string {
 	return b.String()
 }
 
-// groupState returns the state of a group in one word. This is the state of its topology,
-// or of its only VM.
+// groupState returns the state of a group in one word: that of its topology, or of its only
+// VM.
 func groupState(g sim.GroupStatus) string {
 	switch {
 	case g.Waiting:
@@ -234,9 +233,9 @@ func groupState(g sim.GroupStatus) string {
 	return cmp.Or(g.Topology, "EMPTY")
 }
 
-// Unset returns the command with which a shell undoes Export. The simulator need not run.
-// lookup reads the shell's environment. dir is the simulator's directory: the command does
-// not remove credentials outside of it, which are the user's own.
+// Unset returns the command with which a shell undoes Export, even without a running
+// simulator. lookup reads the shell's environment. dir is the simulator's directory. The
+// command does not remove credentials outside of dir, which are the user's own.
 func Unset(lookup func(string) (string, bool), dir string) string {
 	names := sim.EnvNames()
 	const credentials = "GOOGLE_APPLICATION_CREDENTIALS"

@@ -19,7 +19,7 @@ func TestWorkersOfTheSimulatorAnswerWhereGcloudLooks(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		asked   int
-		try     error // error that trying the port returns
+		try     error // error of trying the port
 		tried   int
 		port    int
 		why     string
@@ -74,7 +74,7 @@ group  zero  EMPTY       v6e-1     0 VMs
 	}
 }
 
-// A shell that leaves the simulator removes what Export has set. It keeps the user's own
+// A shell that leaves the simulator removes what Export has set, and keeps the user's own
 // credentials.
 func TestUnset(t *testing.T) {
 	t.Parallel()

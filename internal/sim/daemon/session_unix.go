@@ -7,6 +7,6 @@ import (
 	"syscall"
 )
 
-// ownSession puts a daemon into its own session, so that signals from this terminal do not
-// reach it.
+// ownSession puts a daemon into a session of its own, so that signals from this terminal do
+// not reach it.
 func ownSession(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }

@@ -2,6 +2,5 @@ package daemon
 
 import "os/exec"
 
-// ownSession does nothing, because the only daemon is the simulator, which does not run on
-// Windows.
+// ownSession does nothing: the only daemon is the simulator, which does not run on Windows.
 func ownSession(*exec.Cmd) {}

@@ -12,13 +12,13 @@ import (
 	"multihost/internal/sim/cloud"
 )
 
-// faults reads the active faults. It applies those that happen once.
+// faults reads the active faults, and applies those that happen once.
 type faults struct{ Groups }
 
 func (s Groups) faults() faults { return faults{s} }
 
-// Inject makes a fault of groups active. cloud.Inject does so for all other faults. mine is
-// false if the fault is not about groups. Inject takes the lock.
+// Inject makes a fault of groups active. mine is false for other faults, which are for
+// cloud.Inject. It takes the lock.
 func Inject(c *cloud.Cloud, f cloud.Fault) (mine bool, err error) {
 	s := Of(c).faults()
 	once := map[string]func(*cloud.Group){
@@ -108,8 +108,8 @@ func quotaName(g *cloud.Group) string {
 	return "TPUS-PER-TPU-FAMILY-per-project-region"
 }
 
-// takeError returns the error that a fault causes when the VMs of g are created. That
-// counts as a use of the fault. It returns nil if there is no such fault.
+// takeError returns the error of a fault for the creation of the VMs of g, and uses the
+// fault once. It returns nil if there is none.
 func (s faults) takeError(g *cloud.Group) *computepb.Errors {
 	a := s.find("group-error", g)
 	if a == nil {
@@ -132,7 +132,7 @@ func (s faults) findFor(name string, i *cloud.Instance) *cloud.ActiveFault {
 	return nil
 }
 
-// panics is the last text of a VM that does not boot, unless its fault has another text.
+// panics is the last text of a VM that does not boot, unless its fault has another.
 const panics = "[    2.417913] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
 
 // Console returns what i has written to its serial console.

@@ -38,8 +38,7 @@ func (s Groups) name(g *cloud.Group) string {
 	return s.Networks().ComputePath("zones/"+g.Zone, "instanceGroupManagers", g.Id)
 }
 
-// next runs f after a step. If something else has happened to the VMs of g in the meantime,
-// it does not run f.
+// next runs f after a step, unless something else has happened to the VMs of g meanwhile.
 func (s Groups) next(g *cloud.Group, f func()) {
 	epoch := g.Epoch
 	s.NextStep(func() {
@@ -72,9 +71,8 @@ func (s Groups) Grow(g *cloud.Group, n int) {
 	s.next(g, func() { s.try(g) })
 }
 
-// Shuffled returns the worker numbers of n VMs, in the order of the VMs' names. If there
-// are two or more VMs, the numbers do not rise with the names. So nobody can rely on that
-// order.
+// Shuffled returns the worker numbers of n VMs, in the order of the VMs' names. Of two or
+// more VMs, the numbers do not rise with the names, so that nobody relies on that order.
 func Shuffled(n int) []int {
 	for {
 		numbers := rand.Perm(n)
@@ -84,9 +82,9 @@ func Shuffled(n int) []int {
 	}
 }
 
-// names returns the names of n new VMs, sorted. A name consists of the base name and four
-// characters. If the base name has characters #, a name ends in a number with that many
-// digits. The base name gives the first number in brackets.
+// names returns the names of n new VMs, sorted. A name is the base name and four
+// characters. If the base name has characters #, a name ends in a number with as many
+// digits, and the base name gives the first number in brackets.
 func (s Groups) names(g *cloud.Group, n int) []string {
 	base := g.Msg.GetBaseInstanceName()
 	var names []string
@@ -117,7 +115,7 @@ func (s Groups) names(g *cloud.Group, n int) []string {
 	return names
 }
 
-// try begins to make the VMs of g if there is capacity. If not, g waits until Retry.
+// try begins to make the VMs of g if there is capacity. Otherwise g waits until Retry.
 func (s Groups) try(g *cloud.Group) {
 	g.Checked = s.Clock.Now()
 	g.Check = s.faults().noRoom(g)
@@ -185,8 +183,8 @@ func (s Groups) giveUp(g *cloud.Group, why *computepb.Errors) {
 	s.endAll(g, "STOPPING", cloud.StopLimit, s.remove)
 }
 
-// boot starts the machines of those VMs of g that are STAGING. It leaves out VMs that a
-// fault keeps in that state.
+// boot starts the machines of those VMs of g that are STAGING, without those that a fault
+// keeps there.
 func (s Groups) boot(g *cloud.Group) {
 	var booting []*cloud.Instance
 	var specs []worker.Spec
@@ -249,18 +247,18 @@ func (s Groups) running(g *cloud.Group, i *cloud.Instance) {
 	}
 	d := longestRun(g)
 	if d == 0 || i.Msg.GetResourceStatus().GetScheduling() != nil {
-		return // it has begun before
+		return // it began before
 	}
 	i.Msg.ResourceStatus.Scheduling = &computepb.ResourceStatusScheduling{TerminationTimestamp: proto.String(cloud.Stamp(s.Clock.Now().Add(d)))}
 	s.Later(d, func() { s.runEnds(i) })
 }
 
-// longestRun returns how long a VM of g may run. 0 means without limit.
+// longestRun returns how long a VM of g may run. 0 means no limit.
 func longestRun(g *cloud.Group) time.Duration {
 	return time.Duration(g.Properties.GetScheduling().GetMaxRunDuration().GetSeconds()) * time.Second
 }
 
-// settle ends the creation or the recovery of g once all of its VMs run.
+// settle ends the creation or recovery of g once all of its VMs run.
 func (s Groups) settle(g *cloud.Group) {
 	all := g.Instances()
 	if len(all) < len(g.Places) || slices.ContainsFunc(all, func(i *cloud.Instance) bool { return i.Msg.GetStatus() != "RUNNING" }) {
@@ -272,7 +270,7 @@ func (s Groups) settle(g *cloud.Group) {
 	}
 }
 
-// Shrink deletes all VMs of g, or stops waiting for them. Then it calls done.
+// Shrink deletes all VMs of g, or stops waiting for them, then calls done.
 func (s Groups) Shrink(g *cloud.Group, done func()) {
 	interrupt(g)
 	g.Msg.TargetSize = proto.Int32(0)
@@ -285,7 +283,7 @@ func (s Groups) Shrink(g *cloud.Group, done func()) {
 	})
 }
 
-// Delete deletes g with its VMs and then calls done.
+// Delete deletes g with its VMs, then calls done.
 func (s Groups) Delete(g *cloud.Group, done func()) {
 	g.Gone = append(g.Gone, done)
 	if g.Deleting {
@@ -304,7 +302,7 @@ func (s Groups) Delete(g *cloud.Group, done func()) {
 	})
 }
 
-// empty deletes the VMs of g and then calls done.
+// empty deletes the VMs of g, then calls done.
 func (s Groups) empty(g *cloud.Group, done func()) {
 	for _, p := range g.Places {
 		p.Action = "DELETING"
@@ -325,8 +323,8 @@ func (s Groups) empty(g *cloud.Group, done func()) {
 	s.NextStep(gone)
 }
 
-// Drop deletes one VM of g, as its user has asked. Then it calls done. The group does not
-// replace it.
+// Drop deletes one VM of a group, as its user has asked, then calls done. The group does
+// not replace it.
 func (s Groups) Drop(i *cloud.Instance, done func()) {
 	g := i.Group
 	interrupt(g)
@@ -336,7 +334,7 @@ func (s Groups) Drop(i *cloud.Instance, done func()) {
 	})
 }
 
-// remove removes a VM that has ended from the state.
+// remove removes an ended VM from the state.
 func (s Groups) remove(i *cloud.Instance) {
 	for _, p := range i.Group.Places {
 		if p.Instance == i {
@@ -350,7 +348,7 @@ func (s Groups) remove(i *cloud.Instance) {
 	incomplete(i.Group)
 }
 
-// stopped makes a VM that has ended TERMINATED.
+// stopped makes an ended VM TERMINATED.
 func (s Groups) stopped(i *cloud.Instance) {
 	i.Msg.LastStopTimestamp = proto.String(s.Timestamp())
 	setStatus(i, "TERMINATED")
@@ -364,8 +362,8 @@ func incomplete(g *cloud.Group) {
 	}
 }
 
-// endAll ends the machines of all VMs of g. Meanwhile the VMs have the given status. For
-// each VM that has ended, it calls the function then.
+// endAll ends the machines of all VMs of g, which have the given status meanwhile. It calls
+// then for each VM that has ended.
 func (s Groups) endAll(g *cloud.Group, status string, limit time.Duration, then func(*cloud.Instance)) {
 	for _, i := range g.Instances() {
 		s.end(i, status, limit, then)
@@ -408,7 +406,7 @@ func (s Groups) runEnds(i *cloud.Instance) {
 	s.end(i, "STOPPING", cloud.StopLimit, s.atEnd(i.Group))
 }
 
-// restarts reports whether the service restarts VMs of g whose host has failed.
+// restarts reports whether the service restarts VMs of g after a failure of their host.
 func restarts(g *cloud.Group) bool {
 	s := g.Properties.GetScheduling()
 	return s.AutomaticRestart == nil || s.GetAutomaticRestart()
@@ -459,7 +457,7 @@ func (s Groups) recover(g *cloud.Group) {
 	for _, i := range repaired {
 		s.happened(i, "compute.instances.automaticRestart")
 		setStatus(i, "STAGING")
-		i.Booting = true // boot leaves it alone
+		i.Booting = true // so that boot leaves it alone
 		machines = append(machines, i.Machine)
 	}
 	epoch := g.Epoch
@@ -489,7 +487,7 @@ func (s Groups) happened(i *cloud.Instance, what string) {
 	s.Networks().EndComputeOp(op, "")
 }
 
-// Retry continues the groups that wait because of a fault.
+// Retry continues groups that wait because of a fault.
 func (s Groups) Retry() {
 	for _, g := range cloud.Sorted(s.State.Groups, nil) {
 		if g.Deleting {
@@ -522,7 +520,7 @@ func dark(i *cloud.Instance) bool {
 	return i.Msg.GetStatus() == "RUNNING" && i.Machine == nil && !i.Booting
 }
 
-// UserOf returns the name of a group that uses the template or policy called name, or "".
+// UserOf returns the name of a group with the template or policy called name, or "".
 func UserOf(c *cloud.Cloud, name string) string {
 	s := Of(c)
 	for _, g := range cloud.Sorted(s.State.Groups, nil) {

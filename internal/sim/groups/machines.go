@@ -2,8 +2,8 @@
 // group with as many VMs as the slice needs. The group makes all of them or none (BULK
 // mode). A workload policy gives the slice its topology.
 //
-// The package itself has no state. The groups and their VMs are in the state of a cloud.
-// Unless a comment says otherwise, the caller of a function holds the lock of the cloud.
+// The package has no state: the groups and their VMs are in the state of a cloud. Unless a
+// comment says otherwise, the caller of a function holds the lock of the cloud.
 package groups
 
 import (
@@ -65,8 +65,8 @@ func (m MachineType) Hyperdisk() bool {
 	return strings.HasPrefix(g.DiskType, "hyperdisk-")
 }
 
-// Slice returns the accelerator type of a slice of n VMs of type m. An empty topology means
-// that of a single VM.
+// Slice returns the accelerator type of a slice of n VMs of type m. "" means the topology
+// of a single VM.
 func (m MachineType) Slice(n int, topology string) tpu.Type {
 	g, _ := tpu.GenerationOf(m.Generation)
 	t := tpu.Type{Generation: g, Chips: n * m.Chips, Workers: n, Topology: topology}
@@ -116,7 +116,7 @@ type Image struct {
 	Deprecated   bool
 }
 
-// Images returns the builds. Of each family, the newest comes first.
+// Images returns the builds, of each family the newest first.
 func Images() []Image {
 	var all []Image
 	for _, g := range tpu.Generations() {
@@ -131,7 +131,7 @@ func Images() []Image {
 	return all
 }
 
-// FindImage returns the image to which a URL leads, by family or by name.
+// FindImage returns the image at a URL, by family or by name.
 func FindImage(link string) (Image, bool) {
 	_, rest, ok := strings.Cut("/"+link, "/projects/"+ImageProject+"/global/images/")
 	family, isFamily := strings.CutPrefix(rest, "family/")

@@ -16,7 +16,7 @@ import (
 
 const maintenanceTime = 4 * time.Hour
 
-// Message returns g as the API shows it.
+// Message returns g in the form of the API.
 func Message(c *cloud.Cloud, g *cloud.Group) *computepb.InstanceGroupManager {
 	s := Of(c)
 	m := proto.CloneOf(g.Msg)
@@ -60,8 +60,8 @@ func Message(c *cloud.Cloud, g *cloud.Group) *computepb.InstanceGroupManager {
 	return m
 }
 
-// Topology returns the state of the topology of g, or an empty text if g has no topology. A
-// fault may replace this state.
+// Topology returns the state of g's topology, or "" if it has none. A fault may replace
+// this state.
 func Topology(c *cloud.Cloud, g *cloud.Group) string {
 	if a := Of(c).faults().find("group-topology", g); a != nil && g.Topology != "" && !g.Deleting {
 		return a.State

@@ -1,4 +1,4 @@
-// Package program does what a container runtime does before it starts a program. It merges
+// Package program does what a container runtime does before it starts a program: it merges
 // environments and finds the program.
 package program
 
@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Overlay returns the variables of both lists. Those of over take precedence. If a variable
-// has several values, the last one counts.
+// Overlay returns the variables of both lists, with those of over in place of the same ones
+// in under. Of several values of a variable, the last one counts.
 func Overlay(under, over []string) []string {
 	var env []string
 	last := make(map[string]int)
@@ -28,7 +28,7 @@ func Overlay(under, over []string) []string {
 	return env
 }
 
-// Value returns the value of a variable. If there is none, it returns an empty text.
+// Value returns the value of a variable, or "".
 func Value(env []string, name string) string {
 	for _, e := range env {
 		if value, ok := strings.CutPrefix(e, name+"="); ok {

@@ -1,5 +1,5 @@
-// Package projectapi serves the APIs of the simulator that are about a project and its
-// users: enabled services, the policy, quotas, OS Login and Secret Manager.
+// Package projectapi serves the simulator's APIs about a project and its users: enabled
+// services, the policy, quotas, OS Login and Secret Manager.
 package projectapi
 
 import "multihost/internal/sim/cloud"

@@ -17,13 +17,13 @@ import (
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
-// OS Login has accounts whose keys belong to people, not to machines. The workers of a node
-// use OS Login if enable-oslogin is TRUE in the metadata of the node. If the node does not
-// set it, the metadata of the project decides.
+// OS Login has accounts whose keys belong to people, not to machines. Workers use it if
+// enable-oslogin is TRUE in the metadata of their node, or, if the node does not set it, in
+// that of the project.
 //
 // Every address is an account. Its profile is empty until a key is imported. Then it has a
-// login for the project, which is named after the address. Not modelled: login permissions
-// (roles), second factors and certificates, systemId.
+// login for the project, named after the address. Not modelled: login permissions (roles),
+// second factors and certificates, systemId.
 
 // maxLoginProfile is Google's limit for the size of one profile.
 const maxLoginProfile = 32 << 10

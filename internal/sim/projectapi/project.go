@@ -21,22 +21,22 @@ import (
 // These are the APIs about the project itself.
 //
 // Service Usage, v1: the services are those of cloud.APIs. All are enabled, except those
-// that the fault api-disabled disables. To enable a service ends that fault at once.
+// that the fault api-disabled disables. Enabling a service ends that fault at once.
 //
 // Resource Manager, v1: the project's policy. At first it has the bindings of a new
 // project: the user is its owner, and the default service account has roles/editor. Every
 // caller has every permission by inheritance, with two exceptions. The default service
 // account has only what the policy gives it, and tests remove its binding. The fault
-// permission-denied takes permissions away that callers have by inheritance or from the
-// first two bindings. Any other binding grants the permissions of its role even then. Roles
-// are those of cloud.Roles. Conditions are not modelled.
+// permission-denied takes permissions from callers who have them by inheritance or from the
+// first two bindings; any other binding still grants the permissions of its role. Roles are
+// those of cloud.Roles. Conditions are not modelled.
 //
-// Cloud Quotas, v1, and v1beta, which gcloud uses: the quotas of the TPU API. The simulator
-// has one pool for each zone, so every quota of a zone has the same limit. It grants a
-// preference at once.
+// Cloud Quotas, v1, and v1beta for gcloud: the quotas of the TPU API. The simulator has one
+// pool per zone, so every quota of a zone has the same limit. It grants a preference at
+// once.
 
-// DispatchProject returns the function that answers requests about the project. who is the
-// sender of the requests. The caller of that function holds the lock.
+// DispatchProject returns the function that answers requests of who about the project. The
+// caller of that function holds the lock.
 func (s API) DispatchProject(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		_, rest, _ := strings.Cut(r.URL.Path, "/projects/")
@@ -122,8 +122,7 @@ func (s API) serveServices(who cloud.Caller, r *http.Request, rest string, body 
 	return nil, wire.NotModelled("services" + rest)
 }
 
-// checkNames does what checkQuery does, for a method with one parameter that may occur
-// several times.
+// checkNames is checkQuery for a method with one parameter that may occur several times.
 func checkNames(query url.Values, repeated string) error {
 	query = maps.Clone(query)
 	delete(query, repeated)
@@ -132,8 +131,8 @@ func checkNames(query url.Values, repeated string) error {
 
 var permissionPattern = regexp.MustCompile(`^[a-z]+\.[A-Za-z]+\.[A-Za-z]+$`)
 
-// known reports whether a role has a permission. The roles of the owner and the editor do
-// not count.
+// known reports whether a role other than those of the owner and the editor has a
+// permission.
 func known(permission string) bool {
 	if !permissionPattern.MatchString(permission) {
 		return false

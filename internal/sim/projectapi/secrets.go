@@ -10,20 +10,20 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// This is how the simulator finds out who calls an API. A worker presents the token of its
-// metadata server. The token stands for the service account and the scopes of its node.
-// Every caller with another token or without one is the user, who may do everything.
+// How the simulator finds out who calls an API: a worker presents the token of its metadata
+// server, which stands for the service account and the scopes of its node. Every caller
+// with another token or none is the user, who may do everything.
 //
 // Everybody has all permissions by inheritance, except those that the fault
-// permission-denied removes. The project's policy may grant these again. The default
+// permission-denied removes and the project's policy does not grant again. The default
 // service account has only what the policy grants, at first roles/editor. Scopes are
 // modelled.
 
-// Secret Manager, v1, is modelled as far as needed to create a secret, add a version, and
-// access the newest or a numbered version. Nothing else is modelled.
+// Secret Manager, v1, can create a secret, add a version, and access the newest or a
+// numbered version. Nothing else is modelled.
 
-// DispatchSecrets returns the function that answers requests to Secret Manager. who is the
-// sender of the requests. The caller of that function holds the lock.
+// DispatchSecrets returns the function that answers requests of who to Secret Manager. The
+// caller of that function holds the lock.
 func (s API) DispatchSecrets(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		if err := wire.CheckQuery(r.URL.Query(), "secretId"); err != nil {

@@ -1,4 +1,4 @@
-// Package storageapi is the Cloud Storage API of the simulator: buckets and objects.
+// Package storageapi is the simulator's Cloud Storage API: buckets and objects.
 package storageapi
 
 import "multihost/internal/sim/cloud"

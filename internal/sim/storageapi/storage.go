@@ -27,19 +27,19 @@ import (
 	storage "google.golang.org/api/storage/v1"
 )
 
-// This is Cloud Storage, JSON API v1. It has what Google's clients for Go and gcloud
-// storage cp, mv, ls, cat and rm use: buckets (get, list, insert, delete, storage layout),
-// objects (get, media with ranges, list with prefix and delimiter, the three kinds of
-// insert, rewrite, compose, delete), preconditions and partial responses. Not modelled:
-// access control lists and policies, holds and retention, changes of metadata, storage
-// classes other than STANDARD, folders, notifications, encryption keys. A bucket says
-// whether it keeps versions and soft-deleted objects, but it keeps neither.
+// Cloud Storage, JSON API v1, as far as Google's clients for Go and gcloud storage cp, mv,
+// ls, cat and rm use it: buckets (get, list, insert, delete, storage layout), objects (get,
+// media with ranges, list with prefix and delimiter, the three kinds of insert, rewrite,
+// compose, delete), preconditions and partial responses. Not modelled: access control lists
+// and policies, holds and retention, changes of metadata, storage classes other than
+// STANDARD, folders, notifications, encryption keys. A bucket says whether it keeps
+// versions and soft-deleted objects, but keeps neither.
 
 const (
 	maxCompose = 32        // sources of one compose
-	MaxObject  = 1 << 30   // the object is in the simulator's memory. The real limit is 5 TiB
-	chunkUnit  = 256 << 10 // the size of a chunk of a resumable upload is a multiple of this
-	softDelete = 604800    // seconds, for a bucket that was created without another policy
+	MaxObject  = 1 << 30   // the simulator keeps objects in memory; the real limit is 5 TiB
+	chunkUnit  = 256 << 10 // chunk sizes of a resumable upload are multiples of this
+	softDelete = 604800    // seconds, for a bucket without another policy
 )
 
 var (
@@ -84,7 +84,7 @@ func (s API) parseStorage(r *http.Request, body []byte, who cloud.Caller) (*stor
 	if err != nil {
 		return nil, wire.Errorf(http.StatusBadRequest, "Invalid query: %v", err)
 	}
-	// A name of an object may contain slashes, which are escaped in the path.
+	// An object's name may contain slashes, which the path escapes.
 	path, isUpload := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), "/resumable"), "/upload")
 	path = strings.TrimPrefix(strings.TrimPrefix(path, "/download"), "/storage/v1/")
 	var parts []string
@@ -106,10 +106,10 @@ func (s API) parseStorage(r *http.Request, body []byte, who cloud.Caller) (*stor
 	return c, nil
 }
 
-// bucketParameters are accepted, but have no effect here.
+// bucketParameters are accepted without an effect.
 var bucketParameters = []string{"userProject", "projection"}
 
-// notParameters are parameters that the API has and the simulator does not model.
+// notParameters are parameters of the API that the simulator does not model.
 var notParameters = []string{"softDeleted", "softDeletedOnly", "restoreToken", "matchGlob", "filter", "enableObjectRetention", "kmsKeyName", "destinationKmsKeyName"}
 
 func (c *storageCall) serve() (wire.Answer, error) {
@@ -181,8 +181,8 @@ var ObjectMethods = []objectMethod{
 	}},
 }
 
-// Match reports whether a request is for the method. names are the parts for which the path
-// has a star.
+// Match reports whether a request is for the method. names are the parts in place of the
+// stars.
 func (m objectMethod) Match(method string, parts []string) (names []string, ok bool) {
 	want := strings.FieldsFunc(m.Path, func(r rune) bool { return r == '/' })
 	if method != m.method || len(parts) != len(want) {
@@ -270,7 +270,7 @@ func (c *storageCall) listBuckets() (wire.Answer, error) {
 	return c.answer(&storage.Buckets{Kind: "storage#buckets", Items: items, NextPageToken: next})
 }
 
-// storageLayout answers that the bucket does not have folders.
+// storageLayout answers that the bucket has no folders.
 func (c *storageCall) storageLayout() (wire.Answer, error) {
 	if err := wire.CheckQuery(c.query, "prefix"); err != nil {
 		return wire.Answer{}, err
@@ -313,7 +313,7 @@ func (c *storageCall) serveBucket() (wire.Answer, error) {
 	return wire.Answer{Code: http.StatusNoContent}, nil
 }
 
-// preconditions checks the preconditions of a request. They are about the existing object,
+// preconditions checks the preconditions of a request, which are about the existing object
 // or about the source of a copy. For a source, the names of the parameters contain
 // "Source".
 func (c *storageCall) preconditions(o *cloud.StoredObject, source string) error {
@@ -349,8 +349,8 @@ func (c *storageCall) preconditions(o *cloud.StoredObject, source string) error 
 
 var generations = []string{"ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch", "userProject", "projection"}
 
-// allowed returns the object if the account has the permission and the preconditions of the
-// call are met.
+// allowed returns the object, if the account has the permission and the call's
+// preconditions hold.
 func (c *storageCall) allowed(permission string, b *cloud.Bucket, name string) (*cloud.StoredObject, error) {
 	if err := c.may(permission, "object"); err != nil {
 		return nil, err
@@ -392,8 +392,8 @@ func (c *storageCall) get(b *cloud.Bucket, name string) (wire.Answer, error) {
 	return c.media(o)
 }
 
-// media returns the content of an object, or the requested range of it. It ignores a range
-// that it cannot parse, as HTTP requires.
+// media returns the content of an object, or the requested range. As HTTP requires, it
+// ignores a range that it cannot parse.
 func (c *storageCall) media(o *cloud.StoredObject) (wire.Answer, error) {
 	header := http.Header{}
 	header.Set("Content-Type", cmp.Or(o.Msg.ContentType, "application/octet-stream"))
@@ -404,7 +404,7 @@ func (c *storageCall) media(o *cloud.StoredObject) (wire.Answer, error) {
 	}
 	header.Set("X-Goog-Stored-Content-Length", strconv.Itoa(len(o.Data)))
 	if o.Msg.ContentEncoding != "" {
-		// The real service decompresses gzip if the client does not accept it.
+		// The real service decompresses gzip for clients that do not accept it.
 		if !strings.Contains(c.r.Header.Get("Accept-Encoding"), o.Msg.ContentEncoding) {
 			return wire.Answer{}, wire.NotModelled("The unpacking of " + o.Msg.ContentEncoding)
 		}
@@ -473,23 +473,22 @@ func (c *storageCall) list(b *cloud.Bucket) (wire.Answer, error) {
 	return c.answer(out)
 }
 
-// A Selection says which objects of a bucket to list, and for which of them to list only
-// the folder.
+// A Selection says which objects of a bucket to list, and of which to list only the folder.
 type Selection struct {
 	Prefix, Delimiter string
-	Start, End        string // names from Start and before End; "" for no end
-	Markers           bool   // also list an object that has the name of a folder
+	Start, End        string // names from Start and before End; "": no end
+	Markers           bool   // also list an object with the name of a folder
 }
 
-// An entry of a list is an object, or the common prefix of several objects.
+// An entry of a list is an object or the common prefix of several objects.
 type entry struct {
 	Prefix string
 	Object *cloud.StoredObject
 }
 
-// Entries returns what a selection contains, in the order of names.
+// Entries returns the content of a selection, in the order of names.
 func Entries(b *cloud.Bucket, sel Selection) (all []entry) {
-	folder := "" // the last common prefix that is in all
+	folder := "" // the last common prefix in all
 	for _, name := range slices.Sorted(maps.Keys(b.Objects)) {
 		rest, ok := strings.CutPrefix(name, sel.Prefix)
 		if !ok || name < sel.Start || sel.End != "" && name >= sel.End {
@@ -554,8 +553,8 @@ func (c *storageCall) compose(b *cloud.Bucket, name string) (wire.Answer, error)
 	return c.answer(o.Msg)
 }
 
-// rewrite copies an object in one call. In the real service this holds within one location
-// and class, too.
+// rewrite copies an object in one call. The real service does so, too, within one location
+// and class.
 func (c *storageCall) rewrite(from *cloud.Bucket, name, toBucket, toName string) (wire.Answer, error) {
 	parameters := append([]string{"sourceGeneration", "destinationPredefinedAcl", "maxBytesRewrittenPerCall", "ifSourceGenerationMatch", "ifSourceGenerationNotMatch",
 		"ifSourceMetagenerationMatch", "ifSourceMetagenerationNotMatch"}, generations...)
@@ -594,7 +593,7 @@ func (c *storageCall) rewrite(from *cloud.Bucket, name, toBucket, toName string)
 	if err := c.preconditions(source, "Source"); err != nil {
 		return wire.Answer{}, err
 	}
-	// If the body has metadata, this replaces all metadata of the source.
+	// Metadata in the body replaces all metadata of the source.
 	if msg.ContentType+msg.ContentEncoding+msg.ContentDisposition+msg.ContentLanguage+msg.CacheControl+msg.CustomTime == "" && len(msg.Metadata) == 0 {
 		copied := *source.Msg
 		msg = &copied
@@ -611,7 +610,7 @@ func (c *storageCall) rewrite(from *cloud.Bucket, name, toBucket, toName string)
 	})
 }
 
-// settable returns an error for fields that a client may set on a new object, but that are
+// settable returns an error for fields that a client may set on a new object but that are
 // not modelled. Like the real service, it ignores fields that only the service sets.
 func settable(msg *storage.Object) error {
 	for name, set := range map[string]bool{
@@ -626,7 +625,7 @@ func settable(msg *storage.Object) error {
 	return nil
 }
 
-// put creates an object and replaces an older one. components is the number of objects from
+// put creates an object or replaces an older one. components is the number of objects of
 // which it is composed, or 0.
 func (c *storageCall) put(b *cloud.Bucket, bucketName string, msg *storage.Object, data []byte, components int64) (*cloud.StoredObject, error) {
 	if msg.Name == "" || len(msg.Name) > 1024 || strings.ContainsAny(msg.Name, "\r\n") {
@@ -772,8 +771,8 @@ func (c *storageCall) multipart(msg *storage.Object) ([]byte, error) {
 	return bodies[1], nil
 }
 
-// resume takes one chunk of a resumable upload. Without a chunk, it reports how much has
-// arrived. Google's client cannot handle status 308. It sends a header that says so.
+// resume takes one chunk of a resumable upload, or without a chunk reports how much has
+// arrived. Google's client cannot handle status 308, and says so in a header.
 func (c *storageCall) resume(b *cloud.Bucket, id string) (wire.Answer, error) {
 	u := c.s.State.Uploads[id]
 	if u == nil || u.Bucket != c.bucket {
@@ -812,8 +811,8 @@ func (c *storageCall) resume(b *cloud.Bucket, id string) (wire.Answer, error) {
 	return a, nil
 }
 
-// chunk parses a Content-Range header. first is -1 if the request has no bytes. total is -1
-// if it is not known yet.
+// chunk parses a Content-Range header. first is -1 if the request has no bytes, total is -1
+// if it is unknown so far.
 func chunk(header string, size int) (first, total int64, err error) {
 	if header == "" {
 		return 0, int64(size), nil // everything in one request

@@ -1,4 +1,4 @@
-// Package tpuapi is the Cloud TPU API, v2 and v2alpha1, of the simulator: nodes, queued
+// Package tpuapi is the simulator's Cloud TPU API, v2 and v2alpha1: nodes, queued
 // resources, operations, locations, accelerator types and runtime versions.
 package tpuapi
 

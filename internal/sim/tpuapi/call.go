@@ -23,7 +23,7 @@ type call struct {
 	query      url.Values
 	body       []byte
 	version    string // v2 or v2alpha1
-	zone       string // may be "-" in lists; empty in the list of locations
+	zone       string // may be "-" in lists; "" in the list of locations
 	collection string
 	id         string
 	verb       string // after the colon
@@ -63,8 +63,8 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	return wire.Answer{JSON: b}
 }
 
-// DispatchTPU returns the function that answers requests to the TPU API. who is the sender
-// of the requests. The caller of that function holds the lock.
+// DispatchTPU returns the function that answers requests of who to the TPU API. The caller
+// of that function holds the lock.
 func (s API) DispatchTPU(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parseCall(r, body)
@@ -134,7 +134,7 @@ func (s API) parseCall(r *http.Request, body []byte) (*call, error) {
 }
 
 // method returns the method of the request: list, create, get, delete, patch or the verb
-// after the colon. It returns "" if there is no such method.
+// after the colon, or "" if there is no such method.
 func (c *call) method() string {
 	switch m := c.r.Method; {
 	case c.verb != "" && c.id != "" && (m == http.MethodPost) == (c.verb != "getMaintenanceInfo"):
@@ -154,8 +154,8 @@ func (c *call) method() string {
 	return ""
 }
 
-// alpha returns the given parameters if the version is v2alpha1. v2 does not have them, so
-// it then returns none.
+// alpha returns the given parameters for v2alpha1, and none for v2, which does not have
+// them.
 func (c *call) alpha(names ...string) []string {
 	if c.version == "v2alpha1" {
 		return names
@@ -200,7 +200,7 @@ func (s API) serveOperations(c *call) (any, error) {
 	}
 	switch method {
 	case "cancel":
-		// Cancelling need not succeed, as documented: work that has begun continues.
+		// As documented, cancelling need not succeed: work that has begun continues.
 		op.Cancelled = true
 		return struct{}{}, nil
 	case "delete":
@@ -237,7 +237,7 @@ func (s API) listOperations(c *call) (any, error) {
 	return out, nil
 }
 
-// covers reports whether a list of c's zone includes the resource.
+// covers reports whether a list of c's zone has the resource.
 func (c *call) covers(name string) bool {
 	return c.zone == "-" || strings.HasPrefix(name, c.parent()+"/")
 }

@@ -241,8 +241,8 @@ func (s API) getGuestAttributes(c *call) (any, error) {
 	return out, nil
 }
 
-// workersAsked parses worker ids. No id means all workers. gcloud sends a single empty id
-// for this.
+// workersAsked parses worker ids. None, or a single empty id as gcloud sends it, means all
+// workers.
 func workersAsked(n *cloud.Node, ids []string) ([]int, error) {
 	var workers []int
 	if len(ids) == 0 || len(ids) == 1 && ids[0] == "" {
@@ -261,8 +261,8 @@ func workersAsked(n *cloud.Node, ids []string) ([]int, error) {
 	return workers, nil
 }
 
-// guestAttributes returns the guest attributes that worker i has written. It returns none
-// until the worker has booted.
+// guestAttributes returns the guest attributes that worker i has written: none before its
+// boot.
 func guestAttributes(n *cloud.Node, i int) []*tpualpha.GuestAttributesEntry {
 	if i >= len(n.Machines) || n.Machines[i] == nil {
 		return nil

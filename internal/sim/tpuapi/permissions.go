@@ -8,9 +8,9 @@ import (
 	"multihost/internal/sim/wire"
 )
 
-// checkTPU returns an error for a caller of the TPU API without the permission. Queued
-// resources have no permissions of their own. Those of nodes apply to them. The caller
-// holds s.Mu.
+// checkTPU returns an error for a caller of the TPU API without the permission. Permissions
+// on nodes also apply to queued resources, which have none of their own. The caller of
+// checkTPU holds s.Mu.
 func checkTPU(who cloud.Caller, s *cloud.Cloud, c *call) error {
 	verb := c.method()
 	switch {

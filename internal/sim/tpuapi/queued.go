@@ -116,8 +116,8 @@ func (s API) createQueued(c *call) (any, error) {
 	return op, nil
 }
 
-// flexStartFailure returns an error or nil. The service accepts such a request and then
-// reports the error in the operation. No other error is known that it reports there.
+// flexStartFailure returns an error or nil. The service accepts such a request and reports
+// the error in the operation. No other known error comes there.
 func flexStartFailure(q *cloud.QueuedResource) *wire.Error {
 	if q.Msg.ProvisioningModel != "FLEX_START" || slices.Contains([]string{"v5e", "v5p", "v6e"}, q.Typ.Generation.Name) {
 		return nil
@@ -125,7 +125,7 @@ func flexStartFailure(q *cloud.QueuedResource) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, "FLEX_START provisioning model is not supported for accelerator type %s.", q.Typ.Name)
 }
 
-// checkQueued returns an error for a request that the real service refuses. It fills in q.
+// checkQueued returns an error for a request that the real service refuses, and fills in q.
 func (s API) checkQueued(q *cloud.QueuedResource) error {
 	if err := cloud.CheckID("queued_resource_id", q.Id); err != nil {
 		return err
@@ -161,8 +161,8 @@ func (s API) checkQueued(q *cloud.QueuedResource) error {
 	return checkPolicy(q, s.Clock.Now())
 }
 
-// maxNodes limits the nodes of one request. Google limits them by quota, but a simulator
-// may have no quota.
+// maxNodes limits the nodes of one request. Google limits them by quota, which a simulator
+// may not have.
 const maxNodes = 4096
 
 func checkNames(q *cloud.QueuedResource, field string, spec *tpualpha.NodeSpec) error {
@@ -193,7 +193,7 @@ func checkNames(q *cloud.QueuedResource, field string, spec *tpualpha.NodeSpec) 
 
 var reservationPattern = regexp.MustCompile(`^(projects|folders|organizations)/[^/]+/locations/([^/]+)/reservations/[^/]+$`)
 
-// maxFlexStart is the longest time for which a flex-start request may keep its nodes.
+// maxFlexStart is how long a flex-start request may keep its nodes.
 const maxFlexStart = 7 * 24 * time.Hour
 
 func checkTier(zone string, msg *tpualpha.QueuedResource, t tpu.Type) error {
@@ -210,7 +210,7 @@ func checkTier(zone string, msg *tpualpha.QueuedResource, t tpu.Type) error {
 	if !slices.Contains([]string{"", "PROVISIONING_MODEL_UNSPECIFIED", "STANDARD", "SPOT", "RESERVATION_BOUND", "FLEX_START"}, model) {
 		return wire.Errorf(http.StatusBadRequest, "Invalid value at 'queued_resource.provisioning_model' (type.googleapis.com/google.cloud.tpu.v2alpha1.QueuedResource.ProvisioningModel), %q", model)
 	}
-	// gcloud alpha sends STANDARD with every tier, so it has no meaning.
+	// gcloud alpha sends STANDARD with every tier, so it means nothing.
 	agrees := model == "" || model == "STANDARD" || model == "PROVISIONING_MODEL_UNSPECIFIED" || model == "SPOT" && msg.Spot != nil ||
 		model == "RESERVATION_BOUND" && msg.Guaranteed != nil
 	if tiers > 0 && !agrees {

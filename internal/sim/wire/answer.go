@@ -15,8 +15,7 @@ type Answer struct {
 	Code   int // 0: 200 with json
 }
 
-// AsAPIError returns err as an answer. An error that is not an *Error becomes an answer
-// with status 500.
+// AsAPIError returns err as an answer, with status 500 unless it is an *Error.
 func AsAPIError(err error) *Error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return e

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// An Error is an answer that is not a success. Both APIs use it: the TPU API uses Status
-// and Details, the Compute API uses Reason.
+// An Error is an answer without success. The TPU API uses Status and Details, the Compute
+// API uses Reason.
 type Error struct {
 	Code       int
 	Status     string // canonical code: INVALID_ARGUMENT
@@ -20,7 +20,7 @@ type Error struct {
 	Message    string
 	Details    []any
 	RetryAfter time.Duration
-	Plain      bool // the body is only the text
+	Plain      bool // the body has only the text
 }
 
 // Fault returns fault.Unavailable: the caller got no usable answer.
@@ -28,8 +28,8 @@ func (e *Error) Fault() fault.Kind { return fault.Unavailable }
 
 func (e *Error) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Status, e.Message) }
 
-// statuses maps HTTP codes to the canonical status and to compute's reason. Several errors
-// share a code. Their constructors below set other values.
+// statuses maps HTTP codes to the canonical status and to compute's reason. Where several
+// errors share a code, their constructors below set other values.
 func statuses(code int) (status, reason string) {
 	switch code {
 	case http.StatusBadRequest:
@@ -60,7 +60,7 @@ func statuses(code int) (status, reason string) {
 	return "UNKNOWN", "unknown"
 }
 
-// RPCCode returns the number that an operation has in place of the HTTP code.
+// RPCCode returns the number that operations have in place of the HTTP code.
 func RPCCode(status string) int {
 	for i, s := range []string{"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
 		"ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
@@ -87,8 +87,8 @@ func (e *Error) WithReason(reason string) *Error { e.Reason = reason; return e }
 // WithDetails sets the details of the TPU API.
 func (e *Error) WithDetails(d ...any) *Error { e.Details = d; return e }
 
-// BadField returns the error of the TPU service itself for a bad value. It is not an error
-// of the JSON layer in front of the service. Google's support asks for the EID in it.
+// BadField returns the TPU service's own error for a bad value, as opposed to that of the
+// JSON layer before it. Google's support asks for its EID.
 func BadField(field, format string, args ...any) *Error {
 	text := fmt.Sprintf(format, args...)
 	e := Errorf(http.StatusBadRequest, "Cloud TPU received a bad request. Field: %s Error: %s [EID: 0x%016x]", field, text, rand.Uint64())
@@ -124,8 +124,7 @@ func Exists(resource string) *Error {
 // UnknownMethod is the answer to a method that the API does not have.
 func UnknownMethod() *Error { return Errorf(http.StatusNotFound, "Method not found.") }
 
-// NotModelled is the answer to a request that the real API has and the simulator does not
-// have.
+// NotModelled is the answer to a request that only the real API has.
 func NotModelled(what string) *Error {
 	return Errorf(http.StatusNotImplemented, "%s is not modelled by the simulator.", what)
 }
@@ -138,7 +137,7 @@ func (e *Error) body(compute bool) []byte {
 	} else {
 		inner["status"] = e.Status
 	}
-	// The common front end of both APIs refuses credentials. Its errors include the status.
+	// The common front end of both APIs refuses credentials. Its errors have the status.
 	if e.Code == http.StatusUnauthorized || e.Code >= 500 {
 		inner["status"] = e.Status
 	}
@@ -147,7 +146,7 @@ func (e *Error) body(compute bool) []byte {
 	}
 	b, err := json.MarshalIndent(map[string]any{"error": inner}, "", "  ")
 	if err != nil {
-		panic(err) // cannot happen, because there are only strings and numbers
+		panic(err) // cannot happen: there are only strings and numbers
 	}
 	return append(b, '\n')
 }
@@ -157,7 +156,7 @@ func (e *Error) RPCStatus() map[string]any {
 	return map[string]any{"code": RPCCode(e.Status), "message": e.Message}
 }
 
-// WriteError sends e. If compute is true, e has the form of Google's older APIs.
+// WriteError sends e, in the form of Google's older APIs if compute is true.
 func WriteError(w http.ResponseWriter, e *Error, compute bool) {
 	kind, body := "application/json; charset=UTF-8", e.body(compute)
 	if e.Plain {
@@ -174,5 +173,5 @@ func WriteError(w http.ResponseWriter, e *Error, compute bool) {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="https://accounts.google.com/", error="invalid_token"`)
 	}
 	w.WriteHeader(e.Code)
-	_, _ = w.Write(body) // an error means that the client is gone
+	_, _ = w.Write(body) // an error means that the client has gone
 }

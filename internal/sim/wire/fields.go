@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A fieldMask is the value of the query parameter fields, which asks for a partial
-// response. It maps the name of each wanted field to the wanted fields below it. nil means
-// all fields. "*" matches every name.
+// A fieldMask is the query parameter fields, which asks for a partial response. It maps the
+// name of each wanted field to the wanted fields below it. nil means all fields. "*"
+// matches every name.
 type fieldMask map[string]fieldMask
 
 // ParseFields parses "kind,items(name,metadata/mode),nextPageToken". v has the type of the
@@ -85,15 +85,14 @@ func (f fieldMask) add(name string, sub fieldMask) {
 	switch {
 	case !had || sub == nil:
 		f[name] = sub
-	case old != nil: // otherwise the mask already has the whole field
+	case old != nil: // otherwise the mask has the whole field
 		for k, v := range sub {
 			old.add(k, v)
 		}
 	}
 }
 
-// typeBelow returns the type of a field of t, or of t's elements if t is a list or a
-// pointer.
+// typeBelow returns the type of a field of t, or of the elements of a list or pointer t.
 func typeBelow(t reflect.Type, name string) (reflect.Type, bool) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()

@@ -17,11 +17,11 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 )
 
-// The simulator stores everything as v2alpha1 messages. These are a superset of v2 except
-// for one name: v2 calls multiNodeParams multisliceParams.
+// The simulator stores everything as v2alpha1 messages. They have all of v2, except that v2
+// calls multiNodeParams multisliceParams.
 
 // Encode encodes a v2alpha1 message in the given version. It renames fields, and drops
-// those that the version does not have.
+// those that the version lacks.
 func Encode(version string, v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
 	if err != nil || version == "v2alpha1" {
@@ -45,8 +45,8 @@ func Encode(version string, v any) (json.RawMessage, error) {
 	return json.Marshal(raw)
 }
 
-// A Message keeps the JSON of a message until the message changes, because clients that
-// wait read the same message again and again. The zero value is ready for use.
+// A Message keeps the JSON of a message until the message changes, because waiting clients
+// read it again and again. The zero value is ready for use.
 type Message struct {
 	of   any
 	json json.RawMessage
@@ -68,7 +68,7 @@ func (m *Message) Encode(version string, v any) (json.RawMessage, error) {
 }
 
 // List returns an answer with a list of messages in a field, and the token of the next
-// page. The token is "" on the last page. It encodes no message again.
+// page, or "" on the last page. It encodes no message again.
 func List(field string, messages []json.RawMessage, next string) json.RawMessage {
 	b := []byte("{")
 	if next != "" {
@@ -91,8 +91,8 @@ func List(field string, messages []json.RawMessage, next string) json.RawMessage
 	return append(b, '}')
 }
 
-// RenameParams renames a field of the node specifications in a queued resource. A text that
-// is not a JSON object stays as it is.
+// RenameParams renames a field of a queued resource's node specifications. A text that is
+// no JSON object stays as it is.
 func RenameParams(body []byte, from, to string) []byte {
 	var raw map[string]any
 	if json.Unmarshal(body, &raw) != nil {
@@ -116,7 +116,7 @@ func RenameParams(body []byte, from, to string) []byte {
 }
 
 // DecodeStrict unmarshals body. It refuses what the JSON layer of Google's APIs refuses:
-// bad syntax, unknown names, wrong types. root is the name of the message in that layer.
+// bad syntax, unknown names, wrong types. root is the name of the message there.
 func DecodeStrict(body []byte, into any, root string) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		body = []byte("{}")
@@ -150,8 +150,8 @@ func DecodeStrict(body []byte, into any, root string) error {
 	return nil
 }
 
-// walkNames calls unknown for every name in raw for which t has no field. It compares names
-// exactly. encoding/json alone would ignore their case.
+// walkNames calls unknown for every name in raw that is no field of t. It compares names
+// exactly: encoding/json alone would ignore their case.
 func walkNames(raw any, t reflect.Type, path string, unknown func(m map[string]any, name, path string)) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -190,7 +190,7 @@ func fieldNamed(t reflect.Type, name string) (reflect.Type, bool) {
 	return nil, false
 }
 
-// Snake returns a JSON name as Google's error texts write it.
+// Snake returns a JSON name in the form of Google's error texts.
 func Snake(name string) string {
 	var b strings.Builder
 	for _, r := range name {
@@ -203,8 +203,8 @@ func Snake(name string) string {
 	return b.String()
 }
 
-// systemParameters are those that every method of every Google API accepts. They do not
-// include fields, because partial responses are not modelled.
+// systemParameters are those that every method of every Google API accepts, except fields,
+// because partial responses are not modelled.
 var systemParameters = []string{"alt", "$alt", "prettyPrint", "key", "quotaUser", "access_token", "oauth_token", "uploadType", "$.xgafv", "$prettyPrint"}
 
 // CheckQuery returns an error for query parameters that the method does not have.
@@ -245,7 +245,7 @@ func QueryBool(query url.Values, name string) (bool, error) {
 }
 
 // Page returns one page of all, which must be in a stable order. The token encodes the
-// number of items before the page. So nobody is tempted to guess it.
+// number of items before the page, so that nobody is tempted to guess it.
 func Page[T any](all []T, query url.Values, sizeName string, largest int) (items []T, next string, err error) {
 	start, size := 0, largest
 	if text := query.Get(sizeName); text != "" {

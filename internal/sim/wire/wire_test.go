@@ -7,8 +7,8 @@ import (
 	tpualpha "google.golang.org/api/tpu/v2alpha1"
 )
 
-// TestAKeptMessageFollowsItsMessage changes a message between two readings. It also changes
-// something deep inside.
+// TestAKeptMessageFollowsItsMessage changes a message between two readings, also deep
+// inside.
 func TestAKeptMessageFollowsItsMessage(t *testing.T) {
 	n := &tpualpha.Node{Name: "n", State: "CREATING", Labels: map[string]string{"a": "b"}, NetworkConfig: &tpualpha.NetworkConfig{Network: "x"}}
 	var w Message
