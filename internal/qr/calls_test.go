@@ -22,8 +22,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// However many slices there are, a look at them takes two calls: one reads the queued
-// resource, one lists the slices.
+// A look at any number of slices takes two calls: one reads the queued resource, one lists
+// the slices.
 func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	c := start(t, sim.Config{Step: 50 * time.Millisecond})
 	c.create(request(t, func(r *qr.Request) { r.NodeCount = 64 }))
@@ -49,18 +49,18 @@ func TestWaitingFor64SlicesListsThem(t *testing.T) {
 	}
 	before = len(c.Sim.Requests())
 	for _, s := range list {
-		// A run does this for each slice. The list of slices already has the key.
+		// A run does this for each slice. Its metadata already has the key.
 		s.Metadata = map[string]string{"ssh-keys": "ada:" + simcloud.PublicKey("ada") + " ada"}
 		if changed, err := c.EnsureKey(t.Context(), s, "ada", simcloud.PublicKey("ada")); changed || err != nil {
 			t.Fatal(changed, err)
 		}
 	}
-	if got := c.Sim.Requests()[before:]; len(got) > 1 { // the project's metadata, once
+	if got := c.Sim.Requests()[before:]; len(got) > 1 { // once: the project's metadata
 		t.Errorf("64 slices that have the key cost %d calls", len(got))
 	}
 }
 
-// A long wait reads less than once a second, and not in step with others.
+// A long wait reads less than once a second, and not in step with other waits.
 func TestALongWaitReadsRarely(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Fault(sim.Fault{Name: "no-capacity"})
@@ -94,9 +94,9 @@ func TestALongWaitReadsRarely(t *testing.T) {
 	}
 }
 
-// Reading guest attributes takes one call for each worker. Of 2048 such calls, only a few
-// run at once. Neither this command nor the next one repeats them, unless a worker was made
-// again or somebody doubts its key.
+// Guest attributes take one call per worker. Of 2048 such calls, only a few run at once.
+// Neither this command nor the next one repeats them, unless a worker was made again or
+// somebody doubts its key.
 func TestHostKeysOf2048WorkersAreAskedOnce(t *testing.T) {
 	c := start(t, sim.Config{Slices: []sim.SliceSpec{{Name: "big", Count: 32, Type: "v5litepod-256"}}})
 	path := filepath.Join(t.TempDir(), "state", "hostkeys.json")

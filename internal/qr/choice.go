@@ -29,14 +29,14 @@ func Sort(list []Resource, keys []gcloud.SortKey) {
 	slices.SortStableFunc(list, func(a, b Resource) int { return gcloud.Compare(fields[a.ID], fields[b.ID], keys) })
 }
 
-// A Choice says which part of a list is shown, and in which order.
+// A Choice says which part of a list to show, and in which order.
 type Choice struct {
 	Filter gcloud.Filter
 	Keys   []gcloud.SortKey
 	Limit  int // -1: no limit
 }
 
-// Of sorts list in place. It returns the part of it that is shown.
+// Of sorts list in place, and returns the part to show.
 func (c Choice) Of(list []Resource) []Resource {
 	Sort(list, c.Keys)
 	list = slices.DeleteFunc(list, func(r Resource) bool { return !c.Filter.Match(r.fields()) })

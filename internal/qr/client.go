@@ -42,7 +42,7 @@ type Resource struct {
 	ID             string            `json:"id"`
 	State          string            `json:"state"`
 	StateInitiator string            `json:"state_initiator,omitempty"` // USER or SERVICE
-	Failure        string            `json:"failure,omitempty"`         // the API's text if the state is FAILED
+	Failure        string            `json:"failure,omitempty"`         // the API's text, if the state is FAILED
 	Type           string            `json:"accelerator_type"`
 	RuntimeVersion string            `json:"runtime_version"`
 	Tier           Tier              `json:"tier"`
@@ -50,8 +50,8 @@ type Resource struct {
 	Network        string            `json:"network,omitempty"`
 	Subnetwork     string            `json:"subnetwork,omitempty"`
 	NodeCount      int               `json:"node_count"`
-	Nodes          []string          `json:"nodes"`  // names of its slices, existing or not
-	Slices         []SliceState      `json:"slices"` // slices that exist; Get and List set it
+	Nodes          []string          `json:"nodes"`  // names of its slices, whether they exist or not
+	Slices         []SliceState      `json:"slices"` // existing slices; only Get and List set them
 	Labels         map[string]string `json:"labels,omitempty"`
 	CreateTime     time.Time         `json:"create_time"`
 
@@ -67,15 +67,15 @@ type SliceState struct {
 	Ready   bool   `json:"ready"`
 }
 
-// Owner returns the owner of the resource in words, from its labels.
+// Owner describes the owner of the resource, from its labels.
 func (r Resource) Owner() string { return provision.Owner(r.Labels) }
 
 // Made reports whether multihost made the resource. run and user are the values of
 // its labels, in the form of provision.LabelValue.
 func (r Resource) Made() (run, user string, ok bool) { return r.Neutral().Made() }
 
-// Metadata returns the metadata that was requested for its VMs, or nil if the API
-// did not return it.
+// Metadata returns the metadata requested for its VMs, or nil if the API did not return
+// any.
 func (r Resource) Metadata() map[string]string {
 	if r.body == nil || r.body.Tpu == nil || len(r.body.Tpu.NodeSpec) == 0 || r.body.Tpu.NodeSpec[0].Node == nil {
 		return nil
@@ -94,8 +94,7 @@ func (r Resource) ReadySlices() int {
 	return n
 }
 
-// Dead reports whether the resource can give no more slices but still counts
-// against the quota.
+// Dead reports whether the resource can give no more slices but still uses quota.
 func (r Resource) Dead() bool { return LifeOf(r.State).Dead() }
 
 func newResource(body *tpuapi.QueuedResource) Resource {
@@ -112,8 +111,7 @@ func newResource(body *tpuapi.QueuedResource) Resource {
 	if body.Tpu == nil {
 		return r
 	}
-	// A request for several nodes has one entry at first. Once it is expanded, it has one
-	// entry for each node.
+	// A request for several nodes has one entry at first, and later one for each node.
 	for _, spec := range body.Tpu.NodeSpec {
 		switch {
 		case spec.MultiNodeParams != nil && spec.NodeId == "":
@@ -215,8 +213,8 @@ func (c *Client) URI(ctx context.Context, id string) (string, error) {
 	return svc.BasePath + "v2alpha1/" + c.qrName(id), nil
 }
 
-// IDs returns the names of all queued resources of the project and zone. Unlike
-// List, it does not read the slices.
+// IDs returns the names of all queued resources of the project and zone, without a look at
+// their slices.
 func (c *Client) IDs(ctx context.Context) ([]string, error) {
 	all, err := c.listResources(ctx, gcp.PageSize)
 	ids := make([]string, len(all))
@@ -255,9 +253,9 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 	return all, nil
 }
 
-// slicesOf returns the nodes that belong to r, in the order of r.Nodes. Their Index is the
-// index in r.Nodes. The name alone does not decide: if another queued resource made a
-// slice, it never belongs to r.
+// slicesOf returns the nodes of r, in the order of r.Nodes, whose indexes become their
+// Index. The name alone does not decide: a slice that another queued resource made never
+// belongs to r.
 func slicesOf(r Resource, nodes []tpu.Slice) []tpu.Slice {
 	index := make(map[string]int, len(r.Nodes))
 	for i, name := range r.Nodes {

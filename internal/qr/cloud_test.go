@@ -43,7 +43,7 @@ func (c *cloud) ready(r qr.Request) qr.Resource {
 	return res
 }
 
-// quick returns options of a wait that reads often.
+// quick returns options for a wait that reads often.
 func quick(change func(*qr.WaitOptions)) qr.WaitOptions {
 	o := qr.WaitOptions{Poll: gcp.Backoff{First: 200 * time.Millisecond, Max: 400 * time.Millisecond}}
 	if change != nil {

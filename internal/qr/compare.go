@@ -14,9 +14,8 @@ import (
 )
 
 // differences lists how an existing queued resource differs from the one that r asks for.
-// If there are none, the existing one can be used instead. It ignores fields that the
-// request leaves to the API's defaults. It also ignores fields that change over time (SSH
-// keys, deadlines).
+// Without any, the existing one can be used. It ignores fields that r leaves to the API's
+// defaults, and fields that change over time (SSH keys, deadlines).
 func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []string {
 	want := *asked
 	want.Name = r.ID
@@ -41,8 +40,8 @@ func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []
 	return d
 }
 
-// sameTier returns on-demand for the guaranteed tier: the service reports a request
-// without a tier as guaranteed.
+// sameTier returns on-demand for the guaranteed tier: the service reports requests without
+// a tier as guaranteed.
 func sameTier(t Tier) Tier {
 	if t == Guaranteed {
 		return OnDemand
@@ -76,7 +75,8 @@ func (d *diff) node(has, asked *tpuapi.Node, own map[string]string) {
 		d.text("service account", email, asked.ServiceAccount.Email)
 	}
 	for _, key := range sortedKeys(asked.Metadata) {
-		// Key managers edit ssh-keys in place. Startup scripts are too long for a message.
+		// Key managers edit ssh-keys in place, and startup scripts are too long for a
+		// message.
 		if _, ours := own[key]; !ours && key != nodes.SSHKeys && has.Metadata[key] != asked.Metadata[key] {
 			*d = append(*d, fmt.Sprintf("metadata %s: it has another value", key))
 		}
@@ -105,7 +105,7 @@ func external(n *tpuapi.Node) bool {
 	return n.NetworkConfig != nil && n.NetworkConfig.EnableExternalIps
 }
 
-// interfaceNames returns the networks of a node that has several interfaces.
+// interfaceNames returns the networks of a node with several interfaces.
 func interfaceNames(n *tpuapi.Node) string {
 	var names []string
 	for _, i := range n.NetworkConfigs {
@@ -129,7 +129,7 @@ func diskNames(n *tpuapi.Node) string {
 	return strings.Join(slices.Sorted(maps.Keys(names)), ",")
 }
 
-// joinNames joins names. If there are more than four, it gives only the first and the last.
+// joinNames joins names, of more than four only the first and the last.
 func joinNames(names []string) string {
 	if len(names) <= 4 {
 		return strings.Join(names, ", ")

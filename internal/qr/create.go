@@ -18,16 +18,16 @@ import (
 
 const (
 	// acceptLimit is how long Create waits for the create operation, which normally ends
-	// within seconds. After that, Wait shows what becomes of the request.
+	// within seconds. Later, Wait shows what becomes of the request.
 	acceptLimit = 2 * time.Minute
 	// lastReadLimit limits the one read that finds out whether a resource was made although
 	// the caller's context has ended.
 	lastReadLimit = 10 * time.Second
-	// A caller may cut off a create request, and then the resource is not there. inFlight
-	// is how often Create reads again in this case, each time a second later.
+	// inFlight is how often Create reads again, a second apart, if the caller has cut off a
+	// request and the resource does not exist.
 	inFlight = 2
-	// recreateLimit is how long Create waits until an older resource of the same
-	// name is deleted.
+	// recreateLimit is how long Create waits for the deletion of an older resource of the
+	// same name.
 	recreateLimit = 30 * time.Minute
 	maxRecreate   = 10
 )
@@ -37,18 +37,18 @@ var errInTheWay = errors.New("a queued resource of this name is being deleted")
 
 // Create requests a queued resource. It does not wait for its slices.
 //
-// Create is safe to repeat. An existing resource of that name may be what r asks for, with
-// the same owner labels. Then Create returns it, and created is false. If it differs from
-// r, Create does not touch it and returns a *ConflictError. If it is FAILED, SUSPENDING or
-// SUSPENDED, Create returns a *StateError. If it is being deleted, Create waits until it is
-// gone and then creates r.
+// Create is safe to repeat. If a resource of that name exists, is what r asks for, and has
+// the same owner labels, Create returns it with created false. If it differs from r, Create
+// does not touch it and returns a *ConflictError. If it is FAILED, SUSPENDING or SUSPENDED,
+// Create returns a *StateError. If it is being deleted, Create waits until it is gone and
+// then creates r.
 //
-// If created is true, the resource is ours and exists, even if err is not nil. The caller
+// If created is true, the resource exists and is ours, even if err is not nil. The caller
 // must then delete it or report that it exists.
 //
 // With a read-only client, Create returns a *gcp.ReadOnlyError if it would make the
-// resource. Otherwise it returns what it always returns. If an older resource of the name
-// is being deleted, res then describes that one.
+// resource, and otherwise the usual result. If an older resource of the name is being
+// deleted, res describes that one.
 func (c *Client) Create(ctx context.Context, r Request) (res Resource, created bool, err error) {
 	return c.create(ctx, r, c.accepted)
 }
@@ -84,15 +84,15 @@ func (c *Client) create(ctx context.Context, r Request, sent taking) (res Resour
 		if err := c.awaitGone(ctx, gone); err != nil && !errors.Is(err, errNamesake) {
 			return Resource{}, false, err
 		}
-		// For a moment after the resource is gone, its name may still be in use.
+		// The name may be in use for another moment after the resource has gone.
 		if err := gcp.Sleep(ctx, c.gcp.Clock(), time.Second); err != nil {
 			return Resource{}, false, err
 		}
 	}
 }
 
-// explained adds something to a refusal: what prevents the request, or what else the user
-// can request. Examples are other zones that offer the type, or what uses the quota.
+// explained adds to a refusal what prevents the request, such as the holders of the quota,
+// or what else the user can request, such as other zones that offer the type.
 func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	if err == nil {
 		return nil
@@ -118,7 +118,7 @@ func (c *Client) explained(ctx context.Context, r Request, err error) error {
 	return err
 }
 
-// A capacityError is a refusal of a request for lack of free machines.
+// A capacityError is a refusal for lack of free machines.
 type capacityError struct {
 	error
 	tier Tier // the requested tier
@@ -126,8 +126,8 @@ type capacityError struct {
 
 func (e *capacityError) Unwrap() error { return e.error }
 
-// Hint says where else, or for what else, the user can ask. For a reservation, another tier
-// is no advice.
+// Hint says where else, or for what else, the user can ask. It advises no other tier in
+// place of a reservation.
 func (e *capacityError) Hint() string {
 	const elsewhere = ": try again later, or in another zone with --zone=ZONE"
 	switch e.tier {
@@ -169,9 +169,9 @@ func (c *Client) createOnce(ctx context.Context, r Request, sent taking) (Resour
 	return Resource{}, false, err
 }
 
-// accepted waits until the API has accepted or refused the request. It waits for at most
-// acceptLimit. It reads both the operation and the resource, because the operation may
-// continue long after the API has accepted the resource.
+// accepted waits, for at most acceptLimit, until the API has accepted or refused the
+// request. It reads both the operation and the resource: the operation may continue long
+// after the API has accepted the resource.
 func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -203,14 +203,14 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 	}
 	res, err := c.read(ctx, r.ID)
 	if err != nil && ctx.Err() == nil {
-		// The API has accepted the request. If nobody can read the resource yet, Wait
+		// The API has accepted the request. If the resource is still unreadable, Wait
 		// reports that.
 		res, err = r.justMade(start), nil
 	}
 	return res, true, err
 }
 
-// operation reads an operation. Errors call the work what.
+// operation reads an operation. what is the name of its work in errors.
 func (c api) operation(ctx context.Context, svc *tpuapi.Service, name, what string) (op *tpuapi.Operation, err error) {
 	err = c.gcp.Do(ctx, what, func(ctx context.Context) (err error) {
 		op, err = svc.Projects.Locations.Operations.Get(name).Context(ctx).Do()
@@ -219,7 +219,7 @@ func (c api) operation(ctx context.Context, svc *tpuapi.Service, name, what stri
 	return op, err
 }
 
-// justMade returns the resource that r makes, as it is before the API reports it.
+// justMade returns the resource that r makes, before the API reports it.
 func (r Request) justMade(at time.Time) Resource {
 	return Resource{ID: r.ID, State: "CREATING", Type: r.Type.Name, NodeCount: r.NodeCount,
 		Nodes: r.NodeNames(), Labels: r.Labels, Tier: r.tier(), CreateTime: at}
@@ -231,8 +231,8 @@ func (c *Client) afterFailure(ctx context.Context, r Request, cause error) (Reso
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
 	if err != nil {
-		// A failed operation normally leaves no resource. If the API has accepted a request
-		// and the wait was interrupted, the resource exists.
+		// A failed operation normally leaves no resource. If the API has accepted the
+		// request and the wait was interrupted, the resource exists.
 		return Resource{ID: r.ID}, ctx.Err() != nil && gcp.ClassOf(err) != gcp.NotFound, cause
 	}
 	return res, sameOwner(res, r), cause
@@ -243,9 +243,8 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
-// If a refusal names a slice and that slice stays, takenBy returns the error for it. A
-// slice blocks the name only for a while if it is being deleted, or if an earlier try of
-// the same request has left it.
+// takenBy returns the error for a refusal that names a slice, if that slice stays. It does
+// not stay if it is being deleted, or if an earlier try of the same request has left it.
 func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenError {
 	taken := takenSlice(refusal)
 	if taken == nil {
@@ -259,7 +258,7 @@ func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenEr
 }
 
 // existing decides about an existing resource of the same name. repeated means that an
-// earlier try in the same call may have made it.
+// earlier try in this call may have made it.
 func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedResource, repeated bool, cause error) (Resource, bool, error) {
 	res, err := c.read(ctx, r.ID)
 	var taken *TakenError
@@ -270,7 +269,7 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	case taken != nil:
 		return Resource{}, false, taken
 	case gcp.ClassOf(err) == gcp.NotFound && gcp.ClassOf(cause) == gcp.AlreadyExists:
-		return Resource{}, false, errInTheWay // it has just been deleted
+		return Resource{}, false, errInTheWay // it was just deleted
 	case err != nil && gcp.ClassOf(err) == gcp.NotFound:
 		return Resource{}, false, cause
 	case err != nil:
@@ -291,9 +290,9 @@ func (c *Client) existing(ctx context.Context, r Request, body *tpuapi.QueuedRes
 	return res, created, nil
 }
 
-// refused finds out how the API would have answered a request that was not sent. refusal is
-// the error of the client that did not send the request. If the API would have made the
-// resource, now or once an older one is gone, refused returns refusal.
+// refused finds out how the API would have answered a request that a read-only client has
+// not sent. If the API would have made the resource, now or once an older one is gone,
+// refused returns refusal, the error of the client.
 func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedResource, refusal error) (Resource, bool, error) {
 	res, _, err := c.existing(ctx, r, body, false, refusal)
 	if errors.Is(err, errInTheWay) {
@@ -302,12 +301,12 @@ func (c *Client) refused(ctx context.Context, r Request, body *tpuapi.QueuedReso
 	return res, false, err
 }
 
-// unanswered handles a create request that got no answer. The resource may exist.
+// unanswered handles a create request without an answer. The resource may exist.
 func (c *Client) unanswered(ctx context.Context, r Request, body *tpuapi.QueuedResource, cause error) (Resource, bool, error) {
 	readCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastReadLimit)
 	defer cancel()
 	res, err := c.read(readCtx, r.ID)
-	for range inFlight { // a request that was cut off may still be on its way
+	for range inFlight { // a request that was cut off may still arrive
 		if ctx.Err() == nil || gcp.ClassOf(err) != gcp.NotFound || gcp.Sleep(readCtx, c.gcp.Clock(), time.Second) != nil {
 			break
 		}

@@ -99,7 +99,7 @@ func TestCreateReplyLostMakesOne(t *testing.T) {
 }
 
 // A request that was cut off arrives after the first read. If the job did not know that it
-// has made the resource, nobody would delete it.
+// made the resource, nobody would delete it.
 func TestARequestThatArrivesAfterTheInterruptIsOurs(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -130,8 +130,8 @@ func TestARequestThatArrivesAfterTheInterruptIsOurs(t *testing.T) {
 	}
 }
 
-// An API that has forgotten the request id answers "already exists" when the request is
-// repeated.
+// An API that has forgotten the request id answers a repeated request with "already
+// exists".
 func TestCreateReplyLostAndRequestIDForgotten(t *testing.T) {
 	c := start(t, sim.Config{})
 	var posts atomic.Int32
@@ -222,8 +222,7 @@ func TestExistsAlreadyAndIsDead(t *testing.T) {
 	}
 }
 
-// A slice of another resource has the name. It stays, so a wait for the name would never
-// end.
+// A slice of another resource has the name. It stays, so Create must not wait for the name.
 func TestASliceOfThatNameExistsAlready(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
@@ -277,7 +276,7 @@ func TestCreateOperationErrorIsTold(t *testing.T) {
 	}
 }
 
-// A request beyond the quota is not repeated. The error says what it asks for, and
+// A request beyond the quota is not repeated. The error says what the request asks for, and
 // which dead requests hold some of the quota.
 func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	c := start(t, sim.Config{Quota: 40})
@@ -303,8 +302,8 @@ func TestQuotaIsToldAndNotRetried(t *testing.T) {
 	refused("and this asks for 48 of it; other queued resources have 16: old (16, FAILED)", "multihost gc --delete")
 }
 
-// The operation of a create may continue although the resource has long reached a later
-// state. That must not count as a failed create.
+// The create operation may continue long after the resource has reached a later state. That
+// must not count as a failed create.
 func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -318,8 +317,8 @@ func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c.create(request(t, nil))
 }
 
-// Create is interrupted after the API has accepted the request. The caller then learns that
-// the resource exists.
+// If Create is interrupted after the API has accepted the request, the caller must learn
+// that the resource exists.
 func TestInterruptedCreateSaysThatItExists(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -348,8 +347,8 @@ func (c *cloud) waitState(id, state string) {
 	}
 }
 
-// The service expands a request for several slices into one entry for each slice. It is
-// still the same request.
+// The service expands a request for several slices into one entry per slice. That is still
+// the same request.
 func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	c := start(t, sim.Config{})
 	r := request(t, nil)
@@ -381,8 +380,8 @@ func TestExistsAlreadyAndIsExpanded(t *testing.T) {
 	}
 }
 
-// If a zone does not exist, the error does not list what zones offer, whichever call comes
-// first. If the zone exists, it does.
+// The error for a zone that does not exist never lists what zones offer, whichever call
+// comes first. The error for a zone that exists does.
 func TestAZoneThatDoesNotExistIsNamed(t *testing.T) {
 	c := start(t, sim.Config{})
 	elsewhere := func(zone string) *qr.Client {

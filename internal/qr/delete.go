@@ -19,17 +19,16 @@ import (
 // DefaultDeleteLimit is how long Delete waits if DeleteOptions give no limit.
 const DefaultDeleteLimit = 30 * time.Minute
 
-// reissueAfter is how long a deletion may show no effect before it is requested
-// again.
+// reissueAfter is how long a deletion may show no effect before Delete requests it again.
 const reissueAfter = 30 * time.Second
 
 // DeleteOptions say what may be deleted and how long it may take.
 type DeleteOptions struct {
-	// Force deletes the slices of the resource too. Without Force, Delete does not touch a
-	// resource that has slices, and returns a *NodesError.
+	// Force deletes the slices of the resource, too. Without it, Delete does not touch a
+	// resource with slices, and returns a *NodesError.
 	Force bool
-	// If OnlyRun is not empty, Delete deletes only a resource with the label of this run.
-	// It does not touch any other resource and returns an *OwnerError.
+	// If OnlyRun is not "", Delete deletes only a resource with the label of this run. It
+	// does not touch any other and returns an *OwnerError.
 	OnlyRun string
 	// With Async, Delete returns as soon as the API has accepted the request.
 	Async bool
@@ -38,9 +37,9 @@ type DeleteOptions struct {
 }
 
 // Delete deletes a queued resource and waits until it is gone. deleted reports whether
-// there was one. If there was none, Delete returns no error. Delete repeats a deletion that
-// has no effect, which happens to FAILED and SUSPENDED resources. A *DeadlineError means
-// that the resource is not gone yet, and says what is left.
+// there was one; if not, there is no error. Delete repeats a deletion without effect, which
+// happens to FAILED and SUSPENDED resources. A *DeadlineError means that the resource is
+// not gone yet, and says what is left.
 func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (deleted bool, err error) {
 	res, err := c.Get(ctx, id)
 	switch {
@@ -68,7 +67,7 @@ func (c *Client) Delete(ctx context.Context, id string, opts DeleteOptions) (del
 	err = c.awaitGone(ctx, wait)
 	if errors.Is(err, errNamesake) {
 		c.emit(event.Phase{Name: "delete", State: event.Done, Detail: err.Error(), Elapsed: c.now().Sub(start)})
-		return true, nil // slices with these names belong to the new resource
+		return true, nil // slices of these names belong to the new resource
 	}
 	if err != nil {
 		c.emit(event.Phase{Name: "delete", State: event.Failed, Detail: err.Error(), Elapsed: c.now().Sub(start)})
@@ -92,9 +91,9 @@ func mayDelete(res Resource, opts DeleteOptions) error {
 	return &NodesError{ID: res.ID, State: res.State, Nodes: names}
 }
 
-// leftovers returns an error that names the slices that still exist without their queued
-// resource, because they are billed. If the slices cannot be read, it also returns an
-// error, because some may be left.
+// leftovers returns an error that names the slices left without their queued resource,
+// because they are billed. If it cannot read them, it returns an error, too: some may be
+// left.
 func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	nodes, err := c.Slices(ctx)
 	if err != nil {
@@ -130,29 +129,29 @@ func (c api) requestDelete(ctx context.Context, id string, force bool) (*tpuapi.
 	return op, err
 }
 
-// A goneWait is a wait until a queued resource no longer exists.
+// A goneWait is a wait for the end of a queued resource.
 type goneWait struct {
 	id    string
-	made  time.Time // creation time of the resource; zero: take it from the first read
+	made  time.Time // creation time of the resource; zero: that of the first read
 	phase string    // for events and errors
 	limit time.Duration
 	poll  gcp.Backoff
-	issue bool // request the deletion, and request it again if it has no effect
+	issue bool // request the deletion, again if it has no effect
 	force bool
 }
 
-// A deletion holds what is known about the request for the deletion.
+// A deletion holds what is known about the request for it.
 type deletion struct {
 	op     *tpuapi.Operation
-	issued time.Time // zero: not yet
+	issued time.Time // zero: not requested yet
 	failed error     // why the last request or operation failed
 }
 
-// errNamesake says that the resource is gone and that a new one has its name.
+// errNamesake says that the resource is gone and a new one has its name.
 var errNamesake = errors.New("gone; another one of this name has been made since")
 
 // judge decides whether the wait is over, and with which error. res and err are the result
-// of a read. If the caller has stopped waiting, ended is the reason, otherwise nil.
+// of a read. ended is why the caller has stopped waiting, or nil.
 func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) {
 	switch class := gcp.ClassOf(err); {
 	case class == gcp.NotFound:
@@ -171,13 +170,12 @@ func (w *goneWait) judge(res Resource, err, ended error) (over bool, why error) 
 	return false, nil
 }
 
-// awaitGone polls until the resource is not found. If wait.issue is set, it requests the
-// deletion. If a newer resource has the same name, awaitGone does not touch it and returns
-// errNamesake.
+// awaitGone reads until the resource is not found. With wait.issue, it requests the
+// deletion. It does not touch a newer resource of the same name, and returns errNamesake.
 func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 	start := c.now()
 	ctx = gcp.Unattended(ctx) // this loop has its own limit
-	begin := start            // begin of the limit: the time of the first request for the deletion
+	begin := start            // when the limit begins: at the first request for the deletion
 	pace := provider.Pacer{Policy: provider.PollDefaults(wait.poll)}
 	var del deletion
 	state := ""
@@ -190,8 +188,8 @@ func (c *Client) awaitGone(ctx context.Context, wait goneWait) error {
 			begin = c.now()
 		}
 		left := wait.limit - c.now().Sub(begin)
-		// The limit is checked right after a read, so that the error gives the current
-		// state. But the deletion must be requested at least once.
+		// Check the limit right after a read, so that the error has the present state. But
+		// request the deletion at least once.
 		if wait.limit > 0 && left <= 0 && (!wait.issue || !del.issued.IsZero()) {
 			return goneDeadline(wait, res, err, del.failed)
 		}
@@ -230,11 +228,11 @@ func goneDeadline(wait goneWait, res Resource, readErr, failed error) error {
 	return e
 }
 
-// pushDeletion requests the deletion. It repeats the request when an earlier one has
-// failed or shows no effect. It returns only errors that a repetition cannot change.
+// pushDeletion requests the deletion, again if an earlier request has failed or shows no
+// effect. It returns only errors that a repetition cannot change.
 func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, del *deletion) error {
 	if res.State == "DELETING" && del.issued.IsZero() {
-		del.issued = c.now() // somebody else has already requested it
+		del.issued = c.now() // somebody else has requested it
 		return nil
 	}
 	if !del.issued.IsZero() {
@@ -256,8 +254,8 @@ func (c *Client) pushDeletion(ctx context.Context, wait goneWait, res Resource, 
 		case class == gcp.Conflict && !wait.force:
 			return &NodesError{ID: wait.id, State: res.State, Err: err}
 		case ctx.Err() != nil, provider.Survivable(err), class == gcp.Conflict:
-			// Another operation is running on the resource, or the API does not answer. The
-			// next read shows more.
+			// Another operation runs on the resource, or the API does not answer. The next
+			// read shows more.
 			del.failed = err
 		default:
 			return err

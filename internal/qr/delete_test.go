@@ -47,7 +47,7 @@ func TestDeleteWithItsSlices(t *testing.T) {
 }
 
 // As soon as the name is free, somebody requests another resource with this name. Delete
-// must not delete this resource or its slices.
+// must not delete it or its slices.
 func TestANamesakeIsNotDeleted(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))
@@ -144,7 +144,7 @@ func TestDeleteStuckIsAskedForAgain(t *testing.T) {
 	if err != nil || !deleted {
 		t.Fatalf("deleted %v, %v", deleted, err)
 	}
-	if n := c.Calls("DELETE", "queuedResources"); n < 3 { // on a slow machine, the third may also look stuck
+	if n := c.Calls("DELETE", "queuedResources"); n < 3 { // on a slow machine, the third may seem stuck, too
 		t.Errorf("asked for %d times, want 3", n)
 	}
 	if !c.Log.Said(event.Info, "its deletion is asked for again") {
@@ -200,7 +200,7 @@ func TestDeleteWithoutPermission(t *testing.T) {
 	}
 }
 
-// lateAPI does not answer for a time. It takes three looks to delete something.
+// lateAPI does not answer for a time. It needs three looks to delete something.
 type lateAPI struct {
 	away  func() bool
 	looks int // looks since the deletion was requested
@@ -227,8 +227,8 @@ func (a *lateAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// The limit of a deletion begins when the API gets the request. If the API was unreachable
-// for longer, that does not end a deletion that is in progress.
+// The limit of a deletion begins when the API gets the request. A longer outage before that
+// does not end the deletion.
 func TestADeletionHasItsTimeWhenItIsAskedFor(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	begin, calls := clock.Now(), 0

@@ -18,17 +18,17 @@ type predicament struct {
 	res    Resource
 	zone   string
 	waited time.Duration
-	dead   []Resource // those of the resources in others that are FAILED or SUSPENDED
-	others []Resource // other resources of the zone; nil if they could not be listed
+	dead   []Resource // those in others that are FAILED or SUSPENDED
+	others []Resource // other resources of the zone; nil if unknown
 	offer  zones.Offer
 }
 
-// diagnose returns the probable reason in one sentence, and what to type. Both are
-// empty if nothing is known beyond the state.
+// diagnose returns the probable reason in one sentence, and what to type. Both are "" if
+// only the state is known.
 func (p predicament) diagnose() (text, command string) {
 	r := p.res
 	failed := r.State == "FAILED"
-	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: r.Failure}) // RESOURCE_EXHAUSTED, if the text has that code
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: r.Failure}) // RESOURCE_EXHAUSTED if the text has that code
 	quota := class == gcp.Quota && strings.Contains(strings.ToLower(r.Failure), "quota")
 	switch {
 	case p.offer.Known && !p.offer.Here, zones.Refused(r.Failure):
@@ -75,9 +75,9 @@ func (p predicament) quota() (text, command string) {
 	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
 }
 
-// holders names the other resources that use the same quota: those of the same generation
-// that have the same kind of quota, preemptible or not. held is how much of the quota they
-// use. dead reports whether some of them are FAILED or SUSPENDED.
+// holders names the other resources that use the same quota: those of the same generation,
+// preemptible or not as this one is. held is how much they use. dead reports whether some
+// of them are FAILED or SUSPENDED.
 func (p predicament) holders() (held int, names string, dead bool) {
 	asked, err := tpu.ParseType(p.res.Type)
 	if err != nil {
@@ -100,10 +100,10 @@ func (p predicament) holders() (held int, names string, dead bool) {
 	return held, few(texts), dead
 }
 
-// maxNamed is how many resources one sentence names at most.
+// maxNamed limits the resources that one sentence names.
 const maxNamed = 3
 
-// few joins the texts about resources, but at most maxNamed of them.
+// few joins the texts about resources, at most maxNamed of them.
 func few(texts []string) string {
 	if len(texts) <= maxNamed {
 		return strings.Join(texts, "; ")
@@ -111,12 +111,11 @@ func few(texts []string) string {
 	return fmt.Sprintf("%s; and %d more", strings.Join(texts[:maxNamed], "; "), len(texts)-maxNamed)
 }
 
-// preemptible reports whether the tier uses the quota of preemptible capacity, which is a
-// separate one.
+// preemptible reports whether the tier uses the separate quota of preemptible capacity.
 func preemptible(t Tier) bool { return t == Spot || t == BestEffort }
 
-// units returns how much of its quota a request uses. The unit is that of the number in the
-// accelerator type: TensorCores or chips.
+// units returns how much of its quota a request uses, in the unit of its accelerator type:
+// TensorCores or chips.
 func units(r Resource) int {
 	t, err := tpu.ParseType(r.Type)
 	if err != nil {
@@ -138,8 +137,7 @@ func (p predicament) deadNames() string {
 }
 
 // clear returns the hint that removes the dead resources. If all belong to the user of this
-// one, one command deletes them all. Otherwise the hint names the first one that belongs to
-// somebody else.
+// one, one command deletes them. Otherwise the hint names the first one of another owner.
 func (p predicament) clear() string {
 	_, me, _ := p.res.Made()
 	for _, r := range p.dead {
@@ -159,8 +157,8 @@ func (p predicament) moveTo() string {
 	return "delete it, and repeat the command with --zone=" + p.offer.Zones[0] + ": " + remove
 }
 
-// repeat returns how to request the resource again after it is deleted. It is empty unless
-// the diagnosis names other zones.
+// repeat returns how to request the resource again after its deletion, or "" if the
+// diagnosis names no other zones.
 func (p predicament) repeat() string {
 	text, _ := p.diagnose()
 	if others := zones.Name(p.offer.Zones, ""); others == "" || !strings.Contains(text, others) {
@@ -176,11 +174,11 @@ func (p predicament) wait() string {
 	return "another zone or tier may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID
 }
 
-// inquiryLimit limits the time of all calls for a diagnosis together. A diagnosis is not
-// necessary.
+// inquiryLimit limits the time of all calls for a diagnosis together, because nobody needs
+// one.
 const inquiryLimit = 20 * time.Second
 
-// inquire reads what a diagnosis needs. If a call fails, its part stays unknown.
+// inquire reads what a diagnosis needs. What a failed call would tell stays unknown.
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()
@@ -189,8 +187,8 @@ func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration
 	return p
 }
 
-// others lists the other queued resources. dead has those of them that are FAILED or
-// SUSPENDED. It returns none if the call of the API fails.
+// others lists the other queued resources, and as dead those that are FAILED or SUSPENDED.
+// It returns none if the call fails.
 func (c *Client) others(ctx context.Context, id string) (others, dead []Resource) {
 	all, err := c.listResources(ctx, gcp.PageSize)
 	if err != nil {

@@ -25,10 +25,10 @@ func Missing(id string) error {
 	return &StateError{Commands: commands(id), ID: id, Life: provision.Absent, State: NotFound}
 }
 
-// starved reports whether the API's text about a failure gives capacity or quota as the
+// starved reports whether the API's text about a failure names capacity or quota as the
 // reason.
 func starved(failure string) bool {
-	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: failure}) // RESOURCE_EXHAUSTED, if the text has that code
+	class := gcp.ClassOf(&gcp.OperationError{Code: 8, Message: failure}) // RESOURCE_EXHAUSTED if the text has that code
 	lower := strings.ToLower(failure)
 	return (class == gcp.Capacity || class == gcp.Quota) && (strings.Contains(lower, "capacity") || strings.Contains(lower, "quota"))
 }
@@ -39,14 +39,14 @@ type InvalidError struct {
 	Problems []*FlagError
 }
 
-// In a FlagError, IDFlag stands for the ID of a request, which no flag sets.
+// IDFlag stands in a FlagError for the ID of a request, which no flag sets.
 const IDFlag = "id"
 
 // A FlagError says what is wrong with some flags of a createflags.Reader, or with the
-// values that they set in a Request. The error disappears if one of the flags gets another
-// value.
+// values that they set in a Request. Another value of one of the flags may remove the
+// error.
 type FlagError struct {
-	Flags []string // without dashes; IDFlag may be among them
+	Flags []string // without dashes; may include IDFlag
 	Err   error
 }
 
@@ -73,7 +73,7 @@ func (e *InvalidError) Error() string {
 // Fault returns fault.Usage.
 func (e *InvalidError) Fault() fault.Kind { return fault.Usage }
 
-// Unwrap returns the single problems.
+// Unwrap returns all problems.
 func (e *InvalidError) Unwrap() []error {
 	all := make([]error, len(e.Problems))
 	for i, p := range e.Problems {
@@ -93,14 +93,13 @@ func (e *InvalidError) Hint() string {
 	return ""
 }
 
-// A TakenError says that a slice of a request has the name of a slice that exists.
+// A TakenError says that a slice of the request has the name of an existing slice.
 type TakenError struct {
 	Slice string
 	Err   error // the API's refusal
 }
 
-// takenSlice returns the error for a refusal that names a node. For any other refusal it
-// returns nil.
+// takenSlice returns the error for a refusal that names a node, or nil for another one.
 func takenSlice(refusal error) *TakenError {
 	_, name, named := strings.Cut(refusal.Error(), "/nodes/")
 	if end := strings.IndexFunc(name, func(r rune) bool { return !(r == '-' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z') }); end >= 0 {
@@ -147,7 +146,7 @@ func (e *OwnerError) Hint() string {
 
 // A QuotaError says that the API refused a queued resource because of a quota.
 type QuotaError struct {
-	Diagnosis string // the quota with its limit, the requested amount, and what uses some of the quota
+	Diagnosis string // the quota with its limit, the requested amount, and who uses some of the quota
 	Err       error  // the API's refusal
 
 	command string
@@ -164,13 +163,13 @@ func (e *QuotaError) Fault() fault.Kind { return gcp.FaultOf(e.Err) }
 // Hint returns what to type.
 func (e *QuotaError) Hint() string { return e.command }
 
-// A NodesError says that a queued resource was not deleted because Force was not set. The
-// resource has slices, or may get some.
+// A NodesError says that a queued resource was not deleted because it has slices, or may
+// get some, and Force was not set.
 type NodesError struct {
 	ID    string
 	State string
 	Nodes []string
-	Err   error // the API's refusal; nil if the API was not asked
+	Err   error // the API's refusal; nil if the API did not refuse
 }
 
 func (e *NodesError) Error() string {
@@ -195,8 +194,8 @@ func (e *NodesError) Hint() string {
 	return fmt.Sprintf("delete its slices with it: multihost qr delete %s --force", e.ID)
 }
 
-// A LeftoverError says that slices still exist although their queued resource is gone. They
-// are billed.
+// A LeftoverError says that slices exist, and are billed, although their queued resource is
+// gone.
 type LeftoverError struct {
 	ID     string
 	Slices []string

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// extra adds flags of gcloud to r. If it returns an error, r is unchanged.
+// extra adds flags of gcloud to r, or leaves r unchanged and returns an error.
 func extra(args string, r *qr.Request) error {
 	flags := createflags.NewReader(*r, testNow)
 	if err := flags.Extra(args); err != nil {
@@ -24,7 +24,7 @@ func extra(args string, r *qr.Request) error {
 	return nil
 }
 
-// The flags that Gcloud prints can be read again, and give the same request.
+// The flags that Gcloud prints must give the same request when they are read.
 func TestGcloudLineRoundTrip(t *testing.T) {
 	t.Parallel()
 	for name, want := range goldenRequests(t) {

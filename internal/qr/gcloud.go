@@ -9,8 +9,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// Gcloud returns the gcloud command line that makes the same request. It is quoted for a
-// POSIX shell. People can read it or type it.
+// Gcloud returns the gcloud command line that makes the same request, quoted for a POSIX
+// shell, for people to read or type.
 func (r Request) Gcloud(project, zone string) string {
 	words := []string{"gcloud", "alpha", "compute", "tpus", "queued-resources", "create", remote.Quote(r.ID)}
 	return strings.Join(append(words, r.gcloudFlags(project, zone)...), " ")
@@ -105,7 +105,7 @@ func (r Request) gcloudTier() []string {
 }
 
 // gcloudReservation returns the reservation in a form for which gcloud sends what Body
-// sends. gcloud completes a bare name and sends any other form unchanged.
+// sends. gcloud completes a bare name and leaves any other form unchanged.
 func (r Request) gcloudReservation(project, zone string) string {
 	if reservationRE.MatchString(r.Reservation) {
 		return r.Reservation

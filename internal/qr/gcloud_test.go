@@ -16,10 +16,10 @@ import (
 )
 
 // The test runs the command of MaxText's documents and the one that --dry-run prints. With
-// both, gcloud sends what we send, except for the differences listed here.
+// both, gcloud sends what we send, but for the differences listed here.
 //
 // The documents write --accelerator_type and --runtime_version. gcloud itself refuses these
-// as unrecognized, and multihost accepts both spellings.
+// spellings as unrecognized. multihost accepts both.
 func TestGcloudSendsTheSameRequest(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)
@@ -47,7 +47,7 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 		command string
 		request qr.Request
 		flags   string // flags that replace both
-		refused string // the error of the API for gcloud; "": the API accepts the request
+		refused string // the API's error for gcloud; "": the API accepts the request
 		want    []testkit.Difference
 	}{
 		{
@@ -70,10 +70,9 @@ func TestGcloudSendsTheSameRequest(t *testing.T) {
 			name: "a plan, spot", command: all["spot"].Gcloud(sim.DefaultProject, testZone), request: all["spot"],
 			want: []testkit.Difference{standard, noAccount, noMetadata},
 		},
-		// --node-id is the documents' way to ask for one slice. This row has every flag
-		// that we know.
+		// --node-id is the documents' way to ask for one slice. This row has every flag.
 		{name: "a plan, one slice, everything", command: full.Gcloud(sim.DefaultProject, testZone), request: full, want: []testkit.Difference{standard}},
-		// The same flags, as a person types them, for gcloud and for multihost.
+		// The same flags as a person types them, for gcloud and for multihost.
 		{
 			name: "typed, several slices by topology",
 			flags: "--node-count=2 --node-prefix=t --workload-type=AVAILABILITY_OPTIMIZED --type=v4 --topology=2x2x1 --runtime-version=tpu-ubuntu2204-base --network=mtu9k" +
@@ -151,7 +150,7 @@ func startPlain(t *testing.T) *sim.Server {
 	return s
 }
 
-// creation returns, by field, the request that made a queued resource.
+// creation returns the fields of the request that made a queued resource.
 func creation(t *testing.T, s *sim.Server) map[string]string {
 	t.Helper()
 	for _, r := range s.Requests() {

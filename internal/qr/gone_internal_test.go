@@ -18,7 +18,7 @@ func TestWhenAResourceIsGone(t *testing.T) {
 	interrupted := errors.New("interrupted")
 	for _, tt := range []struct {
 		name  string
-		read  time.Time // creation time of the resource that was read
+		read  time.Time // creation time of the resource in the read
 		err   error
 		ended error
 		over  bool
@@ -51,7 +51,7 @@ func TestWhenAResourceIsGone(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, why)
 		}
 	}
-	// If made is zero, the wait is for the first resource that is read.
+	// A zero made stands for the first resource that is read.
 	w := goneWait{id: "q7"}
 	if over, why := w.judge(Resource{CreateTime: made}, nil, nil); over {
 		t.Errorf("the first one: over, %v", why)

@@ -4,8 +4,8 @@ import (
 	"multihost/internal/provision"
 )
 
-// LifeOf returns the life for a state that the API reports, or for NotFound. An unknown
-// state counts as requested, so that the job waits and deletes nothing.
+// LifeOf returns the life for a state of the API, or for NotFound. An unknown state counts
+// as requested, so that the job waits and deletes nothing.
 func LifeOf(state string) provision.Life {
 	switch state {
 	case NotFound:

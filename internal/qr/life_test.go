@@ -29,8 +29,8 @@ func four(state, slice, health string) qr.Resource {
 	return r
 }
 
-// sees returns the sight of r. All its workers answer, except those of the third slice,
-// whose Reach is reach.
+// sees returns the sight of r. All workers answer, except that the workers of the third
+// slice have the given Reach.
 func sees(r qr.Resource, reach provision.Reach) provision.Sight {
 	return r.Neutral().Sight(func(slice string) provision.Reach {
 		if slice == "t-2" {
@@ -40,7 +40,6 @@ func sees(r qr.Resource, reach provision.Reach) provision.Sight {
 	})
 }
 
-// The life for each of the API's words.
 func TestDecide(t *testing.T) {
 	active := func(slice, health string, reach provision.Reach) provision.Sight {
 		return sees(four("ACTIVE", slice, health), reach)
@@ -105,7 +104,7 @@ func TestDecide(t *testing.T) {
 }
 
 // TestDecideNeverActsOnTheUnknown tries every pair of words that the API has for a slice.
-// Nothing is reset or deleted before its time has passed.
+// Nothing may be reset or deleted before its time has passed.
 func TestDecideNeverActsOnTheUnknown(t *testing.T) {
 	states := []string{"", "STATE_UNSPECIFIED", "CREATING", "READY", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPED", "STOPPING",
 		"STARTING", "PREEMPTED", "TERMINATED", "HIDING", "HIDDEN", "UNHIDING", "UNKNOWN"}

@@ -8,7 +8,7 @@ import (
 	"multihost/internal/provision"
 )
 
-// The labels that mark every slice made by this program.
+// The labels of every slice made by this program.
 const (
 	LabelTool = provision.LabelTool
 	LabelRun  = provision.LabelRun
@@ -28,8 +28,8 @@ var (
 	metaKeyRE    = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
 )
 
-// checkName checks a name that will be a part of names of VMs and in DNS. The TPU API
-// itself accepts more (^[A-Za-z0-9_.~+%-]+$), but fails later if it cannot use the name.
+// checkName checks a name that becomes part of names of VMs and in DNS. The TPU API accepts
+// more (^[A-Za-z0-9_.~+%-]+$), but fails later if it cannot use the name.
 func checkName(what, name string) error {
 	switch {
 	case name == "":

@@ -4,7 +4,7 @@ import (
 	"multihost/internal/event"
 )
 
-// Deleted returns a note for people about what became of a deletion. deleted is what Delete
+// Deleted returns a note for people about the result of a deletion. deleted is what Delete
 // returned.
 func Deleted(id string, deleted, async bool) event.Note {
 	switch {
@@ -16,7 +16,7 @@ func Deleted(id string, deleted, async bool) event.Note {
 	return event.Note{Level: event.Info, Text: "deleted queued resource " + id}
 }
 
-// Rebooted returns a note for people about what became of a reset.
+// Rebooted returns a note for people about the result of a reset.
 func Rebooted(id string, async bool) event.Note {
 	n := event.Note{Level: event.Info, Text: "rebooted the workers of queued resource " + id, Hint: "wait until they answer with: multihost qr wait " + id}
 	if async {

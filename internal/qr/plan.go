@@ -13,7 +13,7 @@ import (
 
 // A CreatePlan says what Create would do. Its JSON is the result of a dry run.
 type CreatePlan struct {
-	Exists  *Resource       `json:"exists,omitempty"` // the resource that exists already and would be used
+	Exists  *Resource       `json:"exists,omitempty"` // an existing resource that Create would use
 	Gcloud  string          `json:"gcloud,omitempty"` // the command that makes the same request
 	Request json.RawMessage `json:"request,omitempty"`
 
@@ -52,14 +52,14 @@ func (p CreatePlan) String() string {
 type DeletePlan struct {
 	Deletes        bool     `json:"deletes"` // Delete would send a request
 	QueuedResource string   `json:"queued_resource"`
-	Slices         []string `json:"slices"` // slices that Delete would delete with the resource
+	Slices         []string `json:"slices"` // slices that Delete would delete, too
 
-	res Resource // zero: the resource does not exist, or is being deleted
-	has bool     // it is there
+	res Resource // zero: there is no resource, or it is being deleted
+	has bool     // the resource exists
 }
 
-// PlanDelete returns what Delete would delete. The client must be read-only. If the slices
-// of the resource prevent its deletion, the error is that of Delete.
+// PlanDelete returns what Delete would delete. The client must be read-only. If its slices
+// prevent the deletion of the resource, the error is that of Delete.
 func (c *Client) PlanDelete(ctx context.Context, id string, force bool) (DeletePlan, error) {
 	p := DeletePlan{QueuedResource: id, Slices: []string{}}
 	var err error
@@ -118,7 +118,7 @@ func (p ResetPlan) String() string {
 	return fmt.Sprintf("would reboot all workers of queued resource %s (%s, of %s): %s\n", p.QueuedResource, p.res.State, p.res.Owner(), strings.Join(p.Slices, ", "))
 }
 
-// existing returns the names of the slices that exist. It never returns nil.
+// existing returns the names of the existing slices, never nil.
 func (r Resource) existing() []string {
 	names := make([]string, len(r.Slices))
 	for i, s := range r.Slices {

@@ -17,7 +17,7 @@ import (
 // A Provider offers queued resources to packages that know no cloud.
 type Provider struct {
 	c    *Client
-	root string // address of the API for workers
+	root string // address of the API as workers reach it
 }
 
 var (
@@ -28,7 +28,7 @@ var (
 )
 
 // Provider returns c as a provider of slices. root is the address at which workers reach
-// the API, as in [gcp.Roots]. If root is "", workers use the client's address.
+// the API, as in [gcp.Roots]. "" means the client's address.
 func (c *Client) Provider(root string) Provider {
 	if root == "" {
 		roots, _ := c.gcp.Roots() // if the address is not a URL, the first call fails
@@ -79,7 +79,7 @@ func (p Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	return list, nil
 }
 
-// resource returns r with the nodes that belong to it.
+// resource returns r with its nodes.
 func (p Provider) resource(r Resource, nodes []tpu.Slice) provision.Resource {
 	own := slicesOf(r, nodes)
 	r.Slices = statesOf(own)
@@ -119,7 +119,7 @@ func (p Provider) Attributes(ctx context.Context, slice, key string) ([]string, 
 	return p.c.Attributes(ctx, slice, key)
 }
 
-// Admit implements provision.Provider. It uses metadata or OS Login.
+// Admit implements provision.Provider, with metadata or OS Login.
 func (p Provider) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (user string, changed bool, err error) {
 	return p.c.Login(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
@@ -129,7 +129,7 @@ func (p Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (pro
 	return p.c.Door(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
 
-// Undoing implements provision.Provider. The force in Delete deletes the slices, too.
+// Undoing implements provision.Provider. force in Delete deletes the slices, too.
 func (p Provider) Undoing(id string, _ ...string) provision.Undoing {
 	base := p.root + "/v2alpha1/" + p.c.parent()
 	return provision.Undoing{
@@ -163,12 +163,12 @@ func (p Provider) Explain(ctx context.Context, r provision.Resource, waited time
 // Preview implements provision.Previewer.
 func (p Provider) Preview(r provision.Request) (body []byte, command string) {
 	own := requestOf(r)
-	body, _ = json.Marshal(own.Body(p.c.gcp.Project(), p.c.gcp.Zone(), p.c.now())) // every value in it can be encoded as JSON
+	body, _ = json.Marshal(own.Body(p.c.gcp.Project(), p.c.gcp.Zone(), p.c.now())) // every value can be encoded as JSON
 	return body, own.Gcloud(p.c.gcp.Project(), p.c.gcp.Zone())
 }
 
-// DefaultServiceAccount returns the service account of VMs whose request names none. It
-// returns "" if the project cannot be read.
+// DefaultServiceAccount returns the service account of VMs whose request names none, or ""
+// if the project cannot be read.
 func (p Provider) DefaultServiceAccount(ctx context.Context) string {
 	return p.c.Client.DefaultServiceAccount(ctx)
 }
@@ -177,8 +177,8 @@ func (p Provider) DefaultServiceAccount(ctx context.Context) string {
 func (p Provider) Policy(ctx context.Context) ([]gcp.Binding, error) { return p.c.gcp.Policy(ctx) }
 
 // DeletionRoles returns the permission that workers need to delete queued resources, and
-// the predefined roles that have it. It is a permission on nodes: queued resources have no
-// permissions of their own.
+// the predefined roles with it. It is a permission on nodes: queued resources have none of
+// their own.
 func (p Provider) DeletionRoles() (permission string, roles []string) {
 	return "tpu.nodes.delete", []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
 }
@@ -205,7 +205,7 @@ func (r Request) Neutral() provision.Request {
 	}
 }
 
-// requestOf returns the queued resource that n asks for.
+// requestOf returns the queued resource for n.
 func requestOf(n provision.Request) Request {
 	r, _ := n.Own.(Request)
 	r.ID, r.NodeCount, r.Type, r.Tier, r.Reservation = n.ID, n.NodeCount, n.Type, n.Tier, n.Reservation
@@ -248,8 +248,8 @@ func (c *Client) Wait(ctx context.Context, id string, opts WaitOptions) (Resourc
 	return own, all, err
 }
 
-// WaitOptions say how long a wait may take and what "ready" means. The clock and the sink
-// are those of the client.
+// WaitOptions say how long a wait may take and what "ready" means. Clock and sink are those
+// of the client.
 type WaitOptions = provider.WaitOptions
 
 // NoLimit means that a phase has no limit.

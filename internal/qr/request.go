@@ -32,7 +32,7 @@ const (
 	FlexStart        = provision.FlexStart
 )
 
-// MaxFlexStart is the longest time to run in the flex-start tier.
+// MaxFlexStart is the longest --max-run-duration of the flex-start tier.
 const MaxFlexStart = 7 * 24 * time.Hour
 
 const (
@@ -52,7 +52,7 @@ var (
 	emailRE            = regexp.MustCompile(`^[^@\s,]+@[^@\s,]+$`)
 )
 
-// Tiers returns every tier. The default is the first.
+// Tiers returns every tier, the default first.
 func Tiers() []Tier {
 	return []Tier{OnDemand, Spot, BestEffort, Guaranteed, Reserved, ReservationBound, FlexStart}
 }
@@ -102,7 +102,7 @@ func (d DataDisk) mode() string {
 // A BootDisk says how the workers' boot disks are encrypted.
 type BootDisk struct {
 	KMSKey       string // projects/P/locations/L/keyRings/R/cryptoKeys/K
-	Confidential bool   // use confidential mode, for which a key is needed
+	Confidential bool   // confidential mode, which needs a key
 }
 
 // ParseBootDisk parses "kms-key=KEY[,confidential-compute=true|false]", as gcloud
@@ -143,8 +143,8 @@ func ParseInterface(s string) (Interface, error) {
 	return i, nil
 }
 
-// eachKey parses KEY=VALUE,… and calls for each key the function that set has for it. If
-// set does not have a key, eachKey returns an error.
+// eachKey parses KEY=VALUE,… and calls the function in set for each key. A key that is not
+// in set is an error.
 func eachKey(s string, set map[string]func(value string) error) error {
 	pairs, err := gcloud.ParseDict(s)
 	if err != nil {
@@ -171,29 +171,29 @@ func keyBool(value string) (bool, error) {
 	return false, fmt.Errorf("%q is neither true nor false", value)
 }
 
-// A Request describes one queued resource to create. The zero value of an optional
-// field means the API's default.
+// A Request describes one queued resource to create. Zero values of optional fields mean
+// the API's defaults.
 type Request struct {
 	ID        string // name of the queued resource
 	NodeCount int    // number of slices, 1 or more
-	// NodeID is the name of the slice if NodeCount is 1. If NodeCount is more than 1, the
-	// names of the slices are NodePrefix-0, NodePrefix-1, …. Empty means the value of ID.
+	// NodeID is the name of the slice if NodeCount is 1. Several slices have the names
+	// NodePrefix-0, NodePrefix-1, …. "" means the value of ID.
 	NodeID     string
 	NodePrefix string
 
 	Type           tpu.Type
-	ByTopology     bool   // send the kind of chip and the topology, and not the name of the type
+	ByTopology     bool   // send the kind of chip and the topology in place of the type's name
 	RuntimeVersion string // "": the default of the type's generation
 	Description    string
-	WorkloadType   string // for several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
+	WorkloadType   string // of several slices: "", THROUGHPUT_OPTIMIZED or AVAILABILITY_OPTIMIZED
 
 	Tier Tier
 	// Reservation is NAME, projects/P/reservations/NAME or
 	// projects/P/locations/Z/reservations/NAME. folders/F and organizations/O
 	// may stand for projects/P, and "-" for NAME. It implies Reserved.
 	Reservation        string
-	MinDuration        time.Duration // Guaranteed and Reserved only
-	MaxRunDuration     time.Duration // FlexStart needs it
+	MinDuration        time.Duration // only for Guaranteed and Reserved
+	MaxRunDuration     time.Duration // required by FlexStart
 	ValidAfterDuration time.Duration
 	ValidUntilDuration time.Duration
 	ValidAfterTime     time.Time
@@ -212,8 +212,8 @@ type Request struct {
 
 	Labels   map[string]string
 	Metadata map[string]string
-	// OwnMetadata is added to Metadata. It is ignored when the request is compared with an
-	// existing resource. That resource may have other values under these keys, or none.
+	// OwnMetadata is added to Metadata. A comparison with an existing resource ignores it:
+	// that resource may have other values under these keys, or none.
 	OwnMetadata map[string]string
 	Tags        []string
 	DataDisks   []DataDisk
@@ -271,7 +271,7 @@ func (r Request) runtimeVersion() string {
 	return cmp.Or(r.RuntimeVersion, r.Type.Generation.RuntimeVersion)
 }
 
-// Body returns the request in the form of the v2alpha1 API, as it is sent at the time now.
+// Body returns the request in the form of the v2alpha1 API, as sent at the time now.
 func (r Request) Body(project, zone string, now time.Time) *tpuapi.QueuedResource {
 	body := &tpuapi.QueuedResource{
 		Tpu:             &tpuapi.Tpu{NodeSpec: []*tpuapi.NodeSpec{r.nodeSpec(project, zone)}},
@@ -333,7 +333,7 @@ func (r Request) node() *tpuapi.Node {
 		CidrBlock:       r.CIDRBlock,
 		NetworkConfig: &tpuapi.NetworkConfig{
 			Network: r.Network, Subnetwork: r.Subnetwork, EnableExternalIps: !r.InternalIPs,
-			// The API's default for an absent field is not documented.
+			// The API's default for this field is not documented.
 			ForceSendFields: []string{"EnableExternalIps"},
 		},
 		Labels:                maps.Clone(r.Labels),
@@ -398,14 +398,12 @@ func (r Request) queueingPolicy(now time.Time) *tpuapi.QueueingPolicy {
 	return policy
 }
 
-// validAfter returns the earliest time at which slices may be made. The zero time means any
-// time.
+// validAfter returns the earliest time to make slices. Zero means any time.
 func (r Request) validAfter(now time.Time) time.Time {
 	return ofEither(r.ValidAfterTime, r.ValidAfterDuration, now)
 }
 
-// validUntil returns the latest time at which slices may be made. The zero time means any
-// time.
+// validUntil returns the latest time to make slices. Zero means any time.
 func (r Request) validUntil(now time.Time) time.Time {
 	return ofEither(r.ValidUntilTime, r.ValidUntilDuration, now)
 }

@@ -28,7 +28,7 @@ func mustType(t *testing.T, name string) tpu.Type {
 	return typ
 }
 
-// request returns a legal request for several slices. change changes it.
+// request returns a legal request for several slices, after change.
 func request(t *testing.T, change func(*qr.Request)) qr.Request {
 	t.Helper()
 	r := qr.Request{ID: "q7", NodeCount: 2, NodePrefix: "t", Type: mustType(t, "v4-16"), Network: "mtu9k"}
@@ -248,7 +248,7 @@ func bodyText(t *testing.T, r qr.Request) string {
 	return string(text)
 }
 
-// If only Compute Engine makes the type, the request has only this one problem, and the
+// If only Compute Engine makes the type, that is the only problem of the request, and the
 // hint has the command.
 func TestATypeOfComputeEngineOnly(t *testing.T) {
 	t.Parallel()

@@ -17,7 +17,7 @@ const resetLimit = 15 * time.Minute
 
 // Reset reboots the VMs of all slices of an ACTIVE queued resource. It returns when the API
 // reports that the reset is done, or after 15 minutes. Wait shows whether the VMs are
-// ready. Their disks and addresses stay. Kernel settings and processes are lost.
+// ready. Disks and addresses stay. Kernel settings and processes are lost.
 func (c *Client) Reset(ctx context.Context, id string) error {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {

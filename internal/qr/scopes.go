@@ -10,8 +10,8 @@ import (
 
 const scopePrefix = "https://www.googleapis.com/auth/"
 
-// scopeAliases returns gcloud's short names of OAuth scopes. The values are the parts
-// of the scopes' URLs after scopePrefix.
+// scopeAliases returns gcloud's short names of OAuth scopes. The values are the ends of the
+// scopes' URLs, after scopePrefix.
 func scopeAliases() map[string][]string {
 	return map[string][]string{
 		"bigquery":              {"bigquery"},
@@ -69,8 +69,8 @@ func (r Request) MayCallTPU() bool {
 	return len(scopes) == 0 || slices.Contains(scopes, scopePrefix+"cloud-platform") || slices.Contains(scopes, scopePrefix+"cloud.tpu")
 }
 
-// ScopeURLs returns the scopes as URLs, each only once. It returns unknown scopes
-// unchanged. Validate refuses these.
+// ScopeURLs returns the scopes as URLs, each once. Unknown scopes stay unchanged; Validate
+// refuses them.
 func ScopeURLs(scopes []string) []string {
 	var urls []string
 	for _, s := range scopes {

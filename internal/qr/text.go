@@ -11,8 +11,7 @@ import (
 	"multihost/internal/provision"
 )
 
-// Table returns a table of queued resources for people. For an empty list it returns an
-// empty text.
+// Table returns a table of queued resources for people, or "" for an empty list.
 func Table(list []Resource, now time.Time) string {
 	if len(list) == 0 {
 		return ""
@@ -25,8 +24,8 @@ func Table(list []Resource, now time.Time) string {
 	})
 }
 
-// shortOwner returns the user's name for a table. If no label has the user, it returns the
-// run's name. It returns "-" if no label has the run either.
+// shortOwner returns the user's name for a table, or the run's name if no label has the
+// user, or "-".
 func (r Resource) shortOwner() string {
 	if r.Labels[LabelTool] != provision.ToolName {
 		return "-"
@@ -34,7 +33,7 @@ func (r Resource) shortOwner() string {
 	return cmp.Or(r.Labels[LabelUser], r.Labels[LabelRun], "-")
 }
 
-// Detail returns all that is known about one queued resource, for people.
+// Detail describes one queued resource, for people.
 func Detail(r Resource, now time.Time) string {
 	head := tabulate(func(row func(...string)) {
 		line := func(key, value string) {

@@ -30,8 +30,8 @@ var checks = []func(Request) []*FlagError{
 	checkNames, checkType, checkWorkload, checkTier, checkTimes, checkNetwork, checkIdentity, checkAnnotations, checkDisks,
 }
 
-// maxSlices is a limit for mistyped counts. It is more than a hundred times the slices of
-// the largest published run, 32. The API's own limit is the quota.
+// maxSlices is a limit for mistyped counts: more than a hundred times the 32 slices of the
+// largest published run. The API's own limit is the quota.
 const maxSlices = 4096
 
 func checkNames(r Request) (bad []*FlagError) {
@@ -268,7 +268,7 @@ func checkAnnotations(r Request) (bad []*FlagError) {
 	return bad
 }
 
-// CheckMetadata returns what is wrong with an entry of the metadata of workers, or nil.
+// CheckMetadata returns what is wrong with an entry of the workers' metadata, or nil.
 func CheckMetadata(key, value string) error {
 	switch {
 	case !metaKeyRE.MatchString(key):

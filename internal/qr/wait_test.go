@@ -52,8 +52,8 @@ func TestHappyMultiSlice(t *testing.T) {
 	if diff := cmp.Diff(map[string]int{"t-0": 1, "t-1": 3}, probed); diff != "" {
 		t.Errorf("probes (-want +got):\n%s", diff)
 	}
-	// A state may last for less time than the pause between two reads, and then nobody sees
-	// it. The states that are seen come in order, each once.
+	// A state that lasts shorter than the pause between two reads may never be seen. The
+	// states that are seen come in order, each once.
 	order := []string{"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"}
 	last := -1
 	for _, state := range c.said("q7") {
@@ -181,7 +181,7 @@ func TestNeverGetsCapacity(t *testing.T) {
 	c.create(request(t, nil))
 	c.waitState("dead", "FAILED")
 	c.waitState("q7", "WAITING_FOR_RESOURCES")
-	const limit = 200 * time.Second // this is 2 s of the clock, in which the diagnosis must be made
+	const limit = 200 * time.Second // 2 s of the clock, within which the diagnosis must be made
 	_, _, err := c.Wait(t.Context(), "q7", quick(func(o *qr.WaitOptions) { o.QueueLimit, o.AdviceAfter = limit, 5*time.Second }))
 	var late *qr.DeadlineError
 	if !errors.As(err, &late) || late.Phase != provision.PhaseQueue || late.State != "WAITING_FOR_RESOURCES" || late.Limit != limit {
@@ -206,15 +206,15 @@ func TestNeverGetsCapacity(t *testing.T) {
 	}
 }
 
-// A phase may end just when its limit passes. The state is read after the limit, so the
-// wait continues.
+// A phase may end just when its limit passes. The wait reads the state after the limit, and
+// continues.
 func TestCapacityComesWithTheLimit(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.Fault(sim.Fault{Name: "no-capacity"})
 	c.create(request(t, nil))
 	c.waitState("q7", "WAITING_FOR_RESOURCES")
 	c.onRead("q7", func(n int) {
-		if n == 2 { // this is the read after the limit
+		if n == 2 { // the read after the limit
 			if _, err := c.Sim.Clear("no-capacity"); err != nil {
 				t.Error(err)
 			}
@@ -241,7 +241,7 @@ func TestWorkersNeverAnswer(t *testing.T) {
 			if s.Name == "t-0" {
 				return nil
 			}
-			<-ctx.Done() // the limit cuts off a dial that hangs
+			<-ctx.Done() // the limit ends a dial that hangs
 			return context.Cause(ctx)
 		}
 	}))
@@ -287,8 +287,8 @@ func TestPreemptedWhileBooting(t *testing.T) {
 func TestWaitSurvives503sAndBrokenConnections(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.create(request(t, nil))
-	// The client's own retries give up after two minutes on its clock. The wait lasts
-	// longer than that.
+	// The client's own retries give up after two minutes of its clock. The wait lasts
+	// longer.
 	var reads atomic.Int32
 	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet {
@@ -374,7 +374,7 @@ func TestInterruptedWait(t *testing.T) {
 	}
 }
 
-// onRead calls f before the n-th read of a queued resource, from 1.
+// onRead calls f before the n-th read of a queued resource, counted from 1.
 func (c *cloud) onRead(id string, f func(n int)) {
 	var n atomic.Int32
 	c.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
@@ -386,7 +386,7 @@ func (c *cloud) onRead(id string, f func(n int)) {
 }
 
 // waitStateDirect waits until the cloud shows another state than not. It asks the cloud
-// without the proxy.
+// past the proxy.
 func (c *cloud) waitStateDirect(id, not string) {
 	direct := qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: testZone, DisableAuth: true,
 		TPUEndpoint: c.Sim.URL() + "/", ComputeEndpoint: c.Sim.URL() + "/compute/v1/"}))

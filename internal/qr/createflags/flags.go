@@ -21,29 +21,29 @@ import (
 	"github.com/google/shlex"
 )
 
-// A Reader builds a request from flags. It knows the flags of `gcloud alpha compute tpus
-// queued-resources create`, with the meaning that they have for gcloud. It also knows
-// --on-demand and --flex-start. If a value is malformed, or a flag contradicts the request
-// so far, it returns an error that names the flag.
+// A Reader builds a request from flags: those of `gcloud alpha compute tpus
+// queued-resources create`, with gcloud's meaning, and also --on-demand and --flex-start.
+// The error for a malformed value, or for a flag that contradicts the request so far, names
+// the flag.
 type Reader struct {
 	request qr.Request
 	now     time.Time
-	given   map[string]bool   // flags that Set or Extra has set
-	seen    map[string]string // flag → value, since the current call of Extra began
+	given   map[string]bool   // flags set by Set or Extra
+	seen    map[string]string // flag → value, within the present call of Extra
 	tiers   []askedTier
 	kind    string // --type
 	shape   string // --topology
 	host    string // projects/P, folders/F or organizations/O of a flag --reservation-host-…
 }
 
-// An askedTier is a tier with the flag that asks for it.
+// An askedTier is a tier and the flag that asks for it.
 type askedTier struct {
 	flag string
 	tier qr.Tier
 }
 
-// NewReader returns a Reader that starts with a copy of r. Times are relative
-// to now. A time without a zone is in the time zone of now.
+// NewReader returns a Reader that starts with a copy of r. Times are relative to now. A
+// time without a zone is in the zone of now.
 func NewReader(r qr.Request, now time.Time) *Reader {
 	p := &Reader{request: clone(r), now: now, given: map[string]bool{}, seen: map[string]string{}}
 	if r.Tier != "" {
@@ -65,7 +65,7 @@ func (p *Reader) Set(name, value string) error {
 		return nil
 	}
 	p.seen[name] = value
-	if flag.Bool && value == "false" { // false means the same as not set
+	if flag.Bool && value == "false" { // the same as not set
 		return nil
 	}
 	err := flag.set(p, name, value)
@@ -74,7 +74,7 @@ func (p *Reader) Set(name, value string) error {
 }
 
 // Extra adds gcloud flags from one string, which it splits into words as a shell does. A
-// flag may be written --flag=value or --flag value, with dashes or underscores.
+// flag is --flag=value or --flag value, with dashes or underscores.
 func (p *Reader) Extra(args string) error {
 	words, err := shlex.Split(args)
 	if err != nil {
@@ -89,8 +89,8 @@ func (p *Reader) Extra(args string) error {
 	return nil
 }
 
-// Request returns the request that all flags together make. wrong has every error in the
-// combination of flags.
+// Request returns the request that all flags together make. wrong has every error in their
+// combination.
 func (p *Reader) Request() (r qr.Request, wrong []*qr.FlagError) {
 	for _, pair := range exclusive {
 		if p.given[pair[0]] && p.given[pair[1]] {
@@ -109,7 +109,7 @@ func (p *Reader) Request() (r qr.Request, wrong []*qr.FlagError) {
 	return p.request, wrong
 }
 
-// exclusive lists pairs of flags. gcloud accepts only one flag of a pair.
+// exclusive lists pairs of flags of which gcloud accepts only one.
 var exclusive = [][2]string{
 	{"node-id", "node-prefix"}, {"node-id", "workload-type"},
 	{"accelerator-type", "type"}, {"accelerator-type", "topology"},
@@ -140,7 +140,7 @@ type Flag struct {
 	set func(p *Reader, name, value string) error
 }
 
-// next handles the first flag in words. It returns the rest of words.
+// next handles the first flag in words, and returns the rest of words.
 func (p *Reader) next(words []string) ([]string, error) {
 	word, rest := words[0], words[1:]
 	if !strings.HasPrefix(word, "-") || word == "-" || word == "--" {
@@ -149,7 +149,7 @@ func (p *Reader) next(words []string) ([]string, error) {
 	name, value, hasValue := strings.Cut(strings.TrimLeft(word, "-"), "=")
 	name = strings.ReplaceAll(name, "_", "-")
 	if slices.Contains([]string{"async", "quiet", "q"}, name) {
-		return rest, nil // these flags only change how gcloud itself waits and prompts
+		return rest, nil // these flags only change how gcloud waits and prompts
 	}
 	flag, negated, err := lookupFlag(name)
 	if err != nil {
@@ -184,7 +184,7 @@ func flagNamed(name string) (Flag, bool) {
 	return createFlags[i], true
 }
 
-// lookupFlag finds a flag that is typed as --NAME or, negated, as --no-NAME.
+// lookupFlag finds a flag typed as --NAME or, negated, as --no-NAME.
 func lookupFlag(name string) (flag Flag, negated bool, err error) {
 	if flag, ok := flagNamed(name); ok {
 		return flag, false, nil
@@ -283,9 +283,9 @@ func (p *Reader) finishTier() *qr.FlagError {
 	return nil
 }
 
-// bothTiers returns the tier that two flags mean together. It returns false if they
-// contradict each other. Reserved capacity is guaranteed, too. Both use the standard
-// provisioning model. Without them, that model means on-demand.
+// bothTiers returns the tier that two flags mean together, or false if they contradict each
+// other. Reserved capacity is also guaranteed. Both use the standard provisioning model,
+// which without them means on-demand.
 func bothTiers(a, b qr.Tier) (qr.Tier, bool) {
 	order := []qr.Tier{qr.OnDemand, qr.Guaranteed, qr.Reserved}
 	i, j := slices.Index(order, a), slices.Index(order, b)
@@ -344,8 +344,8 @@ func contradiction(flag, value, ours, was string) error {
 	return fmt.Errorf("--%s=%s contradicts %s, which is %s", flag, value, ours, was)
 }
 
-// text returns a flag that sets one string of the request. If a flag of this program sets
-// the same string under another name, ours is that name.
+// text returns a flag that sets one string of the request. ours is the name of this
+// program's flag for the same string, or "".
 func text(name, usage, ours string, field func(*qr.Request) *string) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		dst := field(&p.request)
@@ -413,8 +413,8 @@ func list(name, usage string, field func(*qr.Request) *[]string) Flag {
 	}}
 }
 
-// reservationHost returns one of gcloud's flags that name the host of a reservation.
-// The request then names "-", which means any reservation there.
+// reservationHost returns a flag of gcloud that names the host of a reservation. The
+// request then names "-", which means any reservation there.
 func reservationHost(name, usage, collection string) Flag {
 	return Flag{Name: name, Usage: usage, set: func(p *Reader, name, value string) error {
 		if was := p.host; was != "" && was != collection+"/"+value && strings.HasPrefix(was, collection) {

@@ -17,7 +17,7 @@ import (
 
 var sameRequest = cmpopts.IgnoreUnexported(qr.Request{})
 
-// now is the time at which tests make requests.
+// now is when tests make requests.
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func v4(t *testing.T) tpu.Type {
@@ -29,7 +29,7 @@ func v4(t *testing.T) tpu.Type {
 	return v4
 }
 
-// extra adds flags of gcloud to r. If it returns an error, r is unchanged.
+// extra adds flags of gcloud to r, or leaves r unchanged and returns an error.
 func extra(args string, r *qr.Request) error {
 	flags := createflags.NewReader(*r, now)
 	if err := flags.Extra(args); err != nil {
