@@ -10,9 +10,9 @@ import (
 )
 
 // A roster caches the API's last answer about all slices. After an outage, all workers are
-// dialled again at the same time, and so they share one list call.
+// dialled again at the same time, and share one list call.
 type roster struct {
-	turn  chan struct{} // held by whoever asks the API or reads the answer
+	turn  chan struct{} // whoever asks the API or reads the answer holds it
 	at    time.Time     // when the API was asked
 	slice map[string]tpu.Slice
 	err   error
@@ -24,8 +24,8 @@ const rosterAge = 5 * time.Second
 
 func newRoster() *roster { return &roster{turn: make(chan struct{}, 1)} }
 
-// lookUp returns a slice as the API describes it now, or as the API described it at most
-// rosterAge ago. It returns false if the slice does not exist or the API does not answer.
+// lookUp returns a slice as the API describes it now or did at most rosterAge ago. It
+// returns false if the slice does not exist or the API does not answer.
 func (r *roster) lookUp(ctx context.Context, cloud provision.Provider, clock gcp.Clock, name string) (tpu.Slice, bool) {
 	select {
 	case r.turn <- struct{}{}:

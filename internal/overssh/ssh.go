@@ -30,30 +30,30 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Access says how workers are reached.
+// Access says how to reach workers.
 type Access struct {
 	Login          string
-	Account        string // account of the user at the provider of the slices; "": that of the credentials
+	Account        string // the user's account at the provider of the slices; "": that of the credentials
 	AgentSocket    string
-	Identity       *sshkey.Identity // nil in a dry run if the key does not exist yet
+	Identity       *sshkey.Identity // nil in a dry run if there is no key yet
 	KeyFile        string           // file of the Identity
 	KnownHosts     string           // file of pinned host keys
-	Port           int              // SSH port, 22
+	Port           int              // SSH port, normally 22
 	Way            Way              // which address to use; "" is Auto
 	Jump           []sshfan.JumpHost
 	SSHConfig      *sshfan.SSHConfig
-	UserKnownHosts []string   // files that have the host keys of bastions
+	UserKnownHosts []string   // files with the host keys of bastions
 	IAP            *iap.Proxy // nil: no tunnel
 	Passphrase     func(path string) (string, error)
-	// Dial opens the connections under SSH, except through IAP. nil means plain TCP.
+	// Dial opens the connections under SSH, except those through IAP. nil means plain TCP.
 	Dial           func(ctx context.Context, network, addr string) (net.Conn, error)
 	ConnectTimeout time.Duration
 	RetryFor       time.Duration // how long a worker may take to answer at all
 	MaxDials       int
 }
 
-// authRetry is how long a slice that is READY may refuse our key before the key counts as
-// wrong. The agent on its workers fetches new keys within seconds.
+// authRetry is how long a READY slice may refuse our key before the key counts as wrong.
+// Its workers' agent fetches new keys within seconds.
 const authRetry = 45 * time.Second
 
 // SSH reaches workers over SSH. It implements remote.Dialer.
@@ -62,9 +62,8 @@ type SSH struct {
 	Cloud  provision.Provider
 	Zone   string
 	Clock  gcp.Clock
-	// Logins holds the login to use, by slice name. With it, the keys on the workers do not
-	// change. If Logins is nil, the user's key is sent, and the cloud says which login to
-	// use.
+	// Logins has the login to use, by slice name; the keys on the workers then do not
+	// change. If it is nil, the user's key is sent, and the cloud says which login to use.
 	Logins map[string]string
 
 	route route
@@ -154,9 +153,9 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 		},
 	}
 	if !r.Admit {
-		cfg.AuthRetryFor = time.Millisecond // the first refusal already means that the key must be sent
+		cfg.AuthRetryFor = time.Millisecond // the first refusal means that the key must be sent
 	}
-	if way == IAP { // the addresses are then names of VMs, to which Host rules do not apply
+	if way == IAP { // these addresses are names of VMs, to which Host rules do not apply
 		cfg.SSHConfig = nil
 	}
 	return cfg
@@ -165,9 +164,9 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 // shellLimit is how long a login may take to run its first command.
 const shellLimit = 30 * time.Second
 
-// choose chooses how to reach the workers of the slices. If it chooses a tunnel that the
-// user did not ask for, it logs that. While the first worker does not answer, choose stores
-// nothing: a VM that is still booting must not decide for the whole command.
+// choose chooses how to reach the workers of the slices. It logs a tunnel that the user did
+// not ask for. It stores nothing while the first worker does not answer: a VM that is still
+// booting must not decide for the whole command.
 func (c *SSH) choose(ctx context.Context, all []tpu.Slice, sink event.Sink) Way {
 	asked := c.Access.Way
 	switch {
@@ -208,7 +207,7 @@ func (c *SSH) choose(ctx context.Context, all []tpu.Slice, sink event.Sink) Way 
 }
 
 // address returns the address to dial for worker id of s. Through Identity-Aware Proxy,
-// that is the name of the worker's VM, which dialer understands.
+// that is the name of its VM, which dialer understands.
 func (c *SSH) address(ctx context.Context, way Way, s tpu.Slice, id tpu.WorkerID) (string, error) {
 	w := s.Workers[id.Worker]
 	host := ""
@@ -254,9 +253,9 @@ func (c *SSH) dialer(way Way) func(ctx context.Context, network, addr string) (n
 }
 
 // pin returns the name of the machine to which a host key belongs. For a worker of a cloud
-// it never uses the address, which may belong to another machine tomorrow.
+// it never uses the address, which may be another machine's tomorrow.
 func pin(s tpu.Slice, id tpu.WorkerID) string {
-	if s.UID == "" { // a host that no cloud knows has no identity but its address
+	if s.UID == "" { // a host that no cloud knows has only its address as identity
 		w := s.Workers[id.Worker]
 		return "host/" + net.JoinHostPort(w.Internal, strconv.Itoa(w.Port))
 	}
@@ -286,9 +285,9 @@ func (c *SSH) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *
 	return host
 }
 
-// addresses returns a function that returns the address of a worker. The first time it
-// returns the address from discovery. On every later dial it asks the API, because an
-// address can change when a VM reboots.
+// addresses returns a function that returns the address of a worker: first the one from
+// discovery, and on every later dial the API's, because a VM can get another address when
+// it reboots.
 func (c *SSH) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) func(context.Context) (string, error) {
 	var asked atomic.Bool
 	return func(ctx context.Context) (string, error) {
@@ -297,7 +296,7 @@ func (c *SSH) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) f
 			fresh, known := roster.lookUp(ctx, c.Cloud, c.Clock, s.Name)
 			switch {
 			case !known:
-				// The API may be unreachable although the worker is not.
+				// The worker may be reachable although the API is not.
 			case fresh.UID != s.UID:
 				return "", fmt.Errorf("slice %q was recreated: its id was %s and is %s", s.Name, s.UID, fresh.UID)
 			case len(fresh.Workers) > id.Worker:
@@ -320,7 +319,7 @@ func (c *SSH) sendKeys(ctx context.Context, all []tpu.Slice, sink event.Sink) (l
 	group.SetLimit(16)
 	for _, s := range all {
 		if len(s.Workers) == 0 {
-			continue // the slice is gone: there is nothing to log in to
+			continue // the slice has gone: there is nothing to log in to
 		}
 		group.Go(func() error {
 			user, wrote, err := c.Cloud.Admit(ctx, s, provision.Login{Name: c.Access.Login, PublicKey: c.Access.Identity.PublicKey(), Account: c.Access.Account})
@@ -346,7 +345,7 @@ func (c *SSH) onHosts() bool {
 	return ok
 }
 
-// unlisted returns the slices without the keys that the list call returned. So the keys are
+// unlisted returns the slices without the keys from the list call, so that the keys are
 // read again.
 func unlisted(all []tpu.Slice) []tpu.Slice {
 	all = slices.Clone(all)
@@ -361,8 +360,7 @@ func refusedKey(errs []error) bool {
 	return slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, remote.ErrKeyRefused) })
 }
 
-// Check finds errors in the files that connections need. It is called before the first
-// request.
+// Check finds errors in the files that connections need, before the first request.
 func (a Access) Check() error {
 	if a.KnownHosts == "" {
 		return nil
@@ -370,7 +368,7 @@ func (a Access) Check() error {
 	return sshfan.CheckHostKeys(a.KnownHosts)
 }
 
-// Forget removes the pinned host key of a worker. It reports whether there was one.
+// Forget removes the pinned host key of a worker, and reports whether there was one.
 func (a Access) Forget(s tpu.Slice, id tpu.WorkerID) (removed bool, err error) {
 	n, err := sshfan.ForgetHostKeys(a.KnownHosts, pin(s, id))
 	return n > 0, err

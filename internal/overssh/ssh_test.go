@@ -25,7 +25,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A cloud has fixed slices. It records the requests.
+// A cloud has fixed slices and records the requests.
 type cloud struct {
 	testkit.FixedSlices
 	mu       sync.Mutex
@@ -65,7 +65,7 @@ func slice(name, uid string, workers ...tpu.Worker) tpu.Slice {
 	return tpu.Slice{Name: name, UID: uid, State: "READY", Condition: tpu.Usable, Workers: workers}
 }
 
-// banner listens as an SSH server that sends its version and then nothing more.
+// banner listens as an SSH server that sends its version and nothing more.
 func banner(t *testing.T) (port int) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +89,7 @@ func TestHowWorkersAreReached(t *testing.T) {
 	port := banner(t)
 	inside := slice("t", "1", tpu.Worker{Internal: "10.0.0.1"})
 	outside := slice("t", "1", tpu.Worker{Internal: "10.0.0.1", External: "127.0.0.1"})
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and sends nothing
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 	testkit.Must(t, err)
 	defer mute.Close()
 	silent := Access{Port: mute.Addr().(*net.TCPAddr).Port, ConnectTimeout: 20 * time.Millisecond}
@@ -103,7 +103,7 @@ func TestHowWorkersAreReached(t *testing.T) {
 		slices []tpu.Slice
 		want   Way
 		said   string
-		stays  bool // the choice stays the same for the rest of the command
+		stays  bool // the choice holds for the rest of the command
 	}{
 		{story: "asked for", access: Access{Way: IAP}, slices: []tpu.Slice{outside}, want: IAP},
 		{story: "hosts that no cloud knows", access: Access{Way: External}, cloud: hosts.HostList{}, slices: []tpu.Slice{inside}, want: Internal},
@@ -139,7 +139,7 @@ func TestAddressOfAWorker(t *testing.T) {
 		worker int
 		noKeys error
 		want   string
-		kind   string // kind of the address that is missing
+		kind   string // kind of the missing address
 	}{
 		{way: Internal, want: "10.0.0.1:22"},
 		{way: External, want: "34.0.0.1:22"},
@@ -167,7 +167,7 @@ func TestAddressOfAWorker(t *testing.T) {
 	}
 }
 
-// When several workers are dialled again, one call asks for the addresses of all of them.
+// When several workers are dialled again, one call asks for all their addresses.
 func TestAddressesAfterAReboot(t *testing.T) {
 	old := slice("t", "1", tpu.Worker{Internal: "10.0.0.1"}, tpu.Worker{Internal: "10.0.0.2"})
 	moved := slice("t", "1", tpu.Worker{Internal: "10.0.0.9"}, tpu.Worker{Internal: "10.0.0.8"})
@@ -236,7 +236,7 @@ func TestTheKeyIsSentToSlicesThatExist(t *testing.T) {
 	}
 }
 
-// If workers do not answer, Dial returns no error.
+// Dial returns no error if workers do not answer.
 func TestDialOfWorkersThatAreAway(t *testing.T) {
 	testkit.NoLeaks(t)
 	dir := t.TempDir()

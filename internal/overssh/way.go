@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Way says by which address the workers are reached.
+// Way says by which address to reach workers.
 type Way string
 
 // Auto takes the external address if it answers, otherwise a tunnel through
@@ -21,7 +21,7 @@ const (
 // used. A firewall that drops packets gives no answer, and users do not wait long.
 const reachPatience = 5 * time.Second
 
-// route holds the way that a command has chosen. A command chooses once.
+// route holds the way of a command, which chooses once.
 type route struct {
 	mu     sync.Mutex
 	chosen Way

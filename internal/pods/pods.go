@@ -3,22 +3,22 @@
 //
 // # Decisions
 //
-//   - Each command has a WebSocket of its own. The commands share no connection that could
-//     break. So Silence asks the commands under way. A command without output gets pings,
+//   - Each command has a WebSocket of its own. There is no shared connection that could
+//     break, so Silence looks at the running commands. A command without output gets pings,
 //     because front ends cut streams without traffic.
-//   - A Conn never changes to another pod. If its pod has gone, the files and processes of
-//     the pod have gone, too, and every later command fails at StageDial. A Dialer that
-//     dials anew finds the new pod.
-//   - The API server writes command lines into its audit log, as sshd may do. What may be
-//     secret travels on the input.
+//   - A Conn never changes to another pod. If its pod has gone, so have the pod's files and
+//     processes, and every later command fails at StageDial. A Dialer that dials again
+//     finds the new pod.
+//   - The API server writes command lines into its audit log, as sshd may do. So secrets
+//     travel on the input.
 //
 // # What differs from SSH
 //
-//   - A node tells the exit code of a command and no signal: a death by KILL is exit code 137
-//     without Status.Signal. The supervisor on the worker records the signals of the user's
-//     command.
+//   - A node reports the exit code of a command and no signal: a death by KILL is exit code
+//     137 without Status.Signal. The supervisor on the worker records the signals of the
+//     user's command.
 //   - A node closes a stream on which nothing has come for four hours. Pings do not prevent
-//     that, because they reach only the API server. Followers then connect anew, as after
+//     that, because they reach only the API server. Followers then connect again, as after
 //     any cut.
 //   - Pods have no sshd: Cmd.LoginTo and Cmd.AgentSocket are refused, and HostKey is "".
 package pods
@@ -42,7 +42,7 @@ import (
 
 // A Cluster is what this package needs of a Kubernetes API server.
 type Cluster interface {
-	// Pod returns a pod. If there is none, kube.NotFound reports true for the error.
+	// Pod returns a pod. If there is none, kube.NotFound is true for the error.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 
 	// Exec starts a command in a container.
@@ -70,9 +70,9 @@ func (c cluster) Alive(ctx context.Context) error {
 // pod. It implements remote.Dialer.
 type Dialer struct {
 	Cluster   Cluster
-	Namespace string // of the pods
-	Container string // in which commands run
-	User      string // as which they run
+	Namespace string // namespace of the pods
+	Container string // container in which commands run
+	User      string // user as which commands run
 	KeepAlive time.Duration
 	Clock     remote.Clock
 
@@ -82,18 +82,18 @@ type Dialer struct {
 	RenewEvery time.Duration
 }
 
-// KeepAlive is a good pause between two pings of a stream: front ends cut streams that are
+// KeepAlive is a good pause between two pings of a stream. Front ends cut streams that are
 // idle for minutes.
 const KeepAlive = 15 * time.Second
 
-// mostDials is how many streams are opened at once. Each is a TLS handshake of its own.
+// mostDials limits how many streams are opened at once. Each is a TLS handshake of its own.
 const mostDials = 64
 
 // Way implements remote.Dialer: there is only one way.
 func (*Dialer) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
 
-// Dial implements remote.Dialer. A pod that is not running yet is looked at again until
-// r.RetryFor has passed.
+// Dial implements remote.Dialer. It looks at a pod that does not run yet again and again,
+// until r.RetryFor has passed.
 func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, error) {
 	dials := make(chan struct{}, mostDials)
 	dialed := &remote.Dialed{Errs: make([]error, len(r.Workers))}
@@ -132,8 +132,8 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 	return dialed, nil
 }
 
-// renew shows the pods that they are in use, until ctx ends. What fails is repeated in the
-// next round: a pod waits for many rounds.
+// renew shows the pods that they are in use, until ctx ends. If it fails for a pod, it
+// tries again in the next round: a pod waits for many rounds before it ends.
 func (d *Dialer) renew(ctx context.Context, conns []*Conn) {
 	for {
 		select {
@@ -149,7 +149,7 @@ func (d *Dialer) renew(ctx context.Context, conns []*Conn) {
 	}
 }
 
-// renewLimit limits one sign of use.
+// renewLimit is how long one sign of use may take.
 const renewLimit = 30 * time.Second
 
 func (c *Conn) renew(ctx context.Context) {
@@ -192,21 +192,21 @@ type Conn struct {
 	pod      string
 	retryFor time.Duration
 	readOnly bool
-	dials    chan struct{} // holds one element for each stream that is being opened
+	dials    chan struct{} // has one element for each stream that is being opened
 
 	running sync.WaitGroup // goroutines of sessions
 
 	mu       sync.Mutex
 	closed   bool
 	broken   bool      // nothing has worked since a session was lost
-	heard    time.Time // when something last came from the pod
+	heard    time.Time // when the pod last sent something
 	sessions map[*session]bool
 }
 
 // HostKey implements remote.Conn: no worker can log in to a pod.
 func (*Conn) HostKey() string { return "" }
 
-// Silence implements remote.Conn. A pod without a command under way is silent only if its
+// Silence implements remote.Conn. A pod without a running command is silent only if its
 // last command was lost.
 func (c *Conn) Silence() (since time.Time, silent bool) {
 	c.mu.Lock()
@@ -228,7 +228,7 @@ func (c *Conn) Close() {
 	c.running.Wait()
 }
 
-// begin begins to close the connection.
+// begin starts to close the connection.
 func (c *Conn) begin(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +250,7 @@ func (c *Conn) fail(stage remote.Stage, err error, tries int) *remote.ConnectErr
 	return e
 }
 
-// hear notes that something came from the pod at a time.
+// hear notes that the pod sent something at a time.
 func (c *Conn) hear(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -263,16 +263,17 @@ func (c *Conn) hear(at time.Time) {
 // A stateError says that a pod cannot run a command now.
 type stateError struct {
 	pod, state string
-	final      bool // it never can run one
+	final      bool // the pod can never run a command
 }
 
 func (e *stateError) Error() string { return fmt.Sprintf("pod %q %s", e.pod, e.state) }
 
-// Cause is the text without the name of the pod. So it is the same for all workers.
+// Cause returns the text without the name of the pod, so that it is the same for all
+// workers.
 func (e *stateError) Cause() string     { return "the pod " + e.state }
 func (e *stateError) Fault() fault.Kind { return fault.Unavailable }
 
-// stateOf says why a pod runs no command; nil if it does.
+// stateOf returns why a pod cannot run a command, or nil if it can.
 func stateOf(pod *corev1.Pod, container string) error {
 	switch {
 	case pod.DeletionTimestamp != nil:
@@ -296,7 +297,7 @@ func stateOf(pod *corev1.Pod, container string) error {
 	return &stateError{pod.Name, "does not run yet", false}
 }
 
-// look asks for the state of the pod.
+// look reads the state of the pod.
 func (c *Conn) look(ctx context.Context) error {
 	pod, err := c.dialer.Cluster.Pod(ctx, c.dialer.Namespace, c.pod)
 	switch {
@@ -308,7 +309,7 @@ func (c *Conn) look(ctx context.Context) error {
 	return stateOf(pod, c.dialer.Container)
 }
 
-// passes reports whether an error may go away by itself.
+// passes reports whether an error may pass by itself.
 func passes(err error) bool {
 	var state *stateError
 	if errors.As(err, &state) {
@@ -324,7 +325,7 @@ const (
 	mostPause  = 5 * time.Second
 )
 
-// persist calls f until f succeeds, f fails for good, or retryFor has passed.
+// persist calls f until f succeeds or fails for good, or retryFor has passed.
 func (c *Conn) persist(ctx context.Context, stage remote.Stage, f func() error) error {
 	begin, pause := c.dialer.Clock.Now(), firstPause
 	for try := 1; ; try++ {

@@ -70,7 +70,8 @@ func TestBytesAreExact(t *testing.T) {
 	}
 }
 
-// TestLongLine: a long command line travels on the input, and the command's input stays whole.
+// TestLongLine: a long command line travels on the input, and the command's own input stays
+// whole.
 func TestLongLine(t *testing.T) {
 	s := newServer(t)
 	c := s.connect(t, false)
@@ -167,7 +168,7 @@ func TestPodComes(t *testing.T) {
 	testkit.Must(t, <-came)
 }
 
-// TestPodGoes: a command in a pod that has gone was not started, and says so at once.
+// TestPodGoes: if a pod has gone, its command is not started, and fails at once.
 func TestPodGoes(t *testing.T) {
 	s := newServer(t)
 	c := s.connect(t, false)
@@ -216,8 +217,8 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-// TestSilentServer: a server that answers no ping loses its commands, except while a command
-// does not read its input.
+// TestSilentServer: the commands of a server that answers no ping are lost, unless a
+// command does not read its input.
 func TestSilentServer(t *testing.T) {
 	const often = 50 * time.Millisecond
 	t.Run("without a word", func(t *testing.T) {

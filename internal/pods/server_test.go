@@ -36,9 +36,9 @@ type server struct {
 	mu    sync.Mutex
 	pod   *corev1.Pod // nil: there is none
 	conns map[net.Conn]bool
-	away  bool                // it refuses everything
-	deaf  bool                // it reads nothing from commands, so it answers no ping
-	fails *metav1.Status      // how commands end at once
+	away  bool                // the server refuses everything
+	deaf  bool                // the server reads nothing from commands, so it answers no ping
+	fails *metav1.Status      // commands end at once with this status
 	asked map[string][]string // parameters of the last command
 }
 
@@ -90,7 +90,6 @@ func (s *server) cut() {
 	}
 }
 
-// set changes the server.
 func (s *server) set(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,7 +119,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// exec runs a command as an API server with a node does.
+// exec runs a command as an API server and a node do.
 func (s *server) exec(w http.ResponseWriter, r *http.Request, deaf bool, fails *metav1.Status) {
 	upgrader := websocket.Upgrader{Subprotocols: []string{"v5.channel.k8s.io"}}
 	socket, err := upgrader.Upgrade(w, r, nil)
@@ -197,5 +196,4 @@ func (c *channels) end(status metav1.Status) {
 	_, _ = channel{c, 3}.Write(data)
 }
 
-// lines splits text.
 func lines(text string) []string { return strings.Split(strings.TrimSpace(text), "\n") }

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/remote"
 )
 
-// start is the function with which remote.Shell starts command lines.
+// start starts command lines for remote.Shell.
 func (c *Conn) start(ctx context.Context, cmd remote.Cmd) (remote.Session, error) {
 	switch {
 	case ctx.Err() != nil:
@@ -60,8 +60,8 @@ func (c *Conn) open(ctx context.Context, s *session, r kube.ExecRequest) error {
 	return nil
 }
 
-// longLine is how long a command line may be in the address of the request. Front ends
-// refuse long addresses, and an address needs up to three bytes for one byte of the line.
+// longLine is how many bytes of a command line may be in the address of the request. Front
+// ends refuse long addresses, which need up to three bytes for one byte of the line.
 const longLine = 2 << 10
 
 // argv returns the program and arguments that run a command line in the home of the login.
@@ -69,7 +69,7 @@ const longLine = 2 << 10
 // Dialer.
 func argv(cmd remote.Cmd, renew string) (argv []string, ahead string) {
 	var setup strings.Builder
-	setup.WriteString("cd >/dev/null 2>&1; ") // on the line of the command: the errors of the command have line numbers
+	setup.WriteString("cd >/dev/null 2>&1; ") // on the command's line, so that the command's errors have the right line numbers
 	if renew != "" {
 		setup.WriteString(renew + "; ")
 	}
@@ -95,25 +95,25 @@ type session struct {
 	cmd       remote.Cmd
 	stream    *kube.Stream
 	ahead     string        // input before that of the command
-	ready     chan struct{} // closed when ahead has been sent
+	ready     chan struct{} // closed when ahead is sent
 	out, errs *remote.Gate
 	in        *remote.Intake // nil: Cmd.Stdin is not copied
 	unwatch   func() bool
-	mute      atomic.Bool // a ping is unanswered
+	mute      atomic.Bool // a ping has no answer yet
 	ended     atomic.Bool // Stdin has been closed
 
 	ctx  context.Context // ends with the session
 	stop context.CancelFunc
 
 	done   chan struct{} // closed when the command has ended
-	status remote.Status // read only after done is closed
+	status remote.Status // read it only after done is closed
 
 	once    sync.Once
 	aborted chan struct{} // closed when the session ends without the command's status
-	cause   error         // why; read only after aborted is closed
+	cause   error         // why; read it only after aborted is closed
 }
 
-// begin starts the goroutines of a session whose command has been accepted.
+// begin starts the goroutines of a session whose command was accepted.
 func (s *session) begin(ctx context.Context) error {
 	c := s.conn
 	c.mu.Lock()
@@ -127,11 +127,11 @@ func (s *session) begin(ctx context.Context) error {
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if s.cmd.Stdin != nil {
 		s.in = remote.NewIntake(s.cmd.Stdin)
-		go s.feed() // it ends when Read of Stdin returns; nobody waits for it, because Read may never return
+		go s.feed() // ends when Read of Stdin returns; nobody waits for it, because Read may never return
 	}
 	c.running.Go(func() {
 		defer close(s.ready)
-		_, _ = io.WriteString(s.stream, s.ahead) // Receive tells why it fails
+		_, _ = io.WriteString(s.stream, s.ahead) // Receive returns the reason for a failure
 	})
 	c.running.Go(s.serve)
 	c.running.Go(s.keepAlive)
@@ -165,7 +165,7 @@ func (s *session) serve() {
 	}
 }
 
-// A session is over. forget removes it from its connection.
+// forget removes a session that is over from its connection.
 func (s *session) forget(err error) {
 	c := s.conn
 	c.mu.Lock()
@@ -175,7 +175,7 @@ func (s *session) forget(err error) {
 		c.heard = at
 	}
 	select {
-	case <-s.aborted: // by us
+	case <-s.aborted: // this side ended the session
 		c.broken = c.broken || errors.Is(s.cause, remote.ErrSilent)
 	default:
 		c.broken = errors.Is(err, kube.ErrCut)
@@ -207,8 +207,8 @@ func (s *session) feed() {
 	}
 }
 
-// resize tells the command the size of the terminal: at the beginning, and whenever the
-// size changes.
+// resize tells the command the size of the terminal, at the beginning and after each
+// change.
 func (s *session) resize(t *remote.Terminal) {
 	for {
 		if columns, rows := t.Size(); s.stream.Resize(columns, rows) != nil {
@@ -225,10 +225,11 @@ func (s *session) resize(t *remote.Terminal) {
 	}
 }
 
-// unanswered is how many pings may stay without an answer before the session counts as lost.
+// unanswered is the number of pings that may have no answer before the session counts as
+// lost.
 const unanswered = 3
 
-// ping pings the server again and again. A ping waits while input is being sent.
+// ping pings the server again and again. It waits while input is being sent.
 func (s *session) ping() {
 	for {
 		select {
@@ -237,7 +238,7 @@ func (s *session) ping() {
 		case <-s.conn.dialer.Clock.After(s.conn.dialer.KeepAlive):
 		}
 		if s.stream.Ping() != nil {
-			return // Receive tells why
+			return // Receive returns the reason
 		}
 	}
 }
@@ -275,7 +276,7 @@ func (s *session) alive(limit time.Duration) bool {
 	return s.conn.dialer.Cluster.Alive(ctx) == nil
 }
 
-// abort ends the session. The command goes on, with streams that nobody holds.
+// abort ends the session. The command runs on, with streams that nobody holds.
 func (s *session) abort(cause error) {
 	s.once.Do(func() {
 		s.cause = cause
@@ -302,7 +303,7 @@ func (s *session) Wait() (remote.Status, error) {
 	case <-s.aborted:
 	}
 	select {
-	case <-s.done: // both have happened: the end of the command matters more
+	case <-s.done: // both have happened: the end of the command counts
 		return s.status, nil
 	default:
 	}
@@ -325,7 +326,7 @@ func (s *session) Close() error {
 	return nil
 }
 
-// stdin is what session.Stdin returns.
+// stdin is session.Stdin.
 type stdin struct{ s *session }
 
 func (w stdin) Write(p []byte) (int, error) {
@@ -358,8 +359,7 @@ func (w stdin) explain(err error) error {
 	}
 }
 
-// closedStdin is what session.Stdin returns if the input of the command comes from
-// elsewhere.
+// closedStdin is the session.Stdin of a command with input from elsewhere.
 type closedStdin struct{}
 
 func (closedStdin) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

@@ -17,9 +17,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Joined makes several providers look like one. The first provider makes what is requested.
-// If no resource is known, the words of that provider are used. Joined finds what exists,
-// whichever provider made it. Such a resource keeps the words of its own provider.
+// Joined makes several providers look like one. The first provider makes what is requested,
+// and its words are used while no resource is known. Joined finds what exists, whichever
+// provider made it, and keeps the words of that provider.
 type Joined struct {
 	provision.Provider // the first one
 	all                []provision.Provider
@@ -29,12 +29,12 @@ type Joined struct {
 // A memory is what a Joined has found out. It is safe for concurrent use.
 type memory struct {
 	mu    sync.Mutex
-	owner map[string]provision.Provider // the provider that had a resource of this name when the resource was last seen
-	shows map[int]bool                  // the places of providers that have shown something
+	owner map[string]provision.Provider // the provider that had a resource of this name when it was last seen
+	shows map[int]bool                  // indexes of providers that have shown something
 
 	sink   event.Sink
-	warned map[int]bool     // the places of providers that did not answer, as the user was told
-	asked  bool             // the user asks for what all providers have, see Expect
+	warned map[int]bool     // indexes of providers without an answer, about which the user knows
+	asked  bool             // the user asks for what all providers have; see Expect
 	unseen map[string]error // by kind: why the last call of Slices has no slices of a provider
 }
 
@@ -46,12 +46,12 @@ var (
 	_ provision.Numberer = (*Joined)(nil)
 )
 
-// besideLimit is how long Joined waits for the list of a provider that is not needed. The
-// client of an API repeats a failed call for minutes. Without the limit, a command on
-// slices of another provider would wait that long.
+// besideLimit is how long Joined waits for the list of a provider that it does not need.
+// The client of an API repeats a failed call for minutes, and a command on slices of
+// another provider would wait that long.
 const besideLimit = 30 * time.Second
 
-// againLimit replaces besideLimit for a provider that did not answer before. A long command
+// againLimit replaces besideLimit for a provider that did not answer before: a long command
 // lists the slices many times.
 const againLimit = 5 * time.Second
 
@@ -59,9 +59,9 @@ var errBeside = fmt.Errorf("no answer in %v", besideLimit)
 
 // A TwinError says that several providers have a resource of the same name, or would have.
 type TwinError struct {
-	Verb string               // what was to be done: "create", "delete"
+	Verb string               // the refused action: "create", "delete"
 	ID   string               // the name
-	Has  []provision.Commands // commands for the resources that exist
+	Has  []provision.Commands // commands for the existing resources
 }
 
 func (e *TwinError) Error() string {
@@ -83,7 +83,7 @@ func (e *TwinError) Hint() string {
 	if len(e.Has) == 1 {
 		return "choose another name, or look at it with: " + e.Has[0].Show
 	}
-	for _, c := range e.Has { // if a command works on one provider only, it does not touch the other resource
+	for _, c := range e.Has { // a command that works on one provider only does not touch the other's resource
 		if !strings.HasPrefix(c.Delete, "multihost slices ") {
 			return "delete one of them first, if you need it no longer: " + c.Delete
 		}
@@ -91,14 +91,14 @@ func (e *TwinError) Hint() string {
 	return "see both with: " + e.Has[0].List
 }
 
-// Join returns the slices of several providers in one list. Each provider has a word for
-// its resources, Undoing("").Commands.Kind. Joined notes this word in the slices.
+// Join returns the slices of several providers in one list, and marks each slice with the
+// word of its provider for resources, Undoing("").Commands.Kind.
 //
-// A provider may refuse to list what it has. A provider other than the first may be
-// unavailable. Slices and List then continue with the others. They send one warning to
-// sink. If that provider has shown something before, they fail instead. They also fail if
-// the first provider refuses and the others have nothing. A call about one resource fails
-// if no provider that answers has it.
+// A provider may refuse to list what it has, and a provider other than the first may be
+// unavailable. Slices and List then continue with the others, and send one warning to sink.
+// They fail if that provider has shown something before, or if the first provider refuses
+// and the others have nothing. A call about one resource fails if no provider that answers
+// has it.
 func Join(sink event.Sink, first provision.Provider, others ...provision.Provider) *Joined {
 	return &Joined{first, append([]provision.Provider{first}, others...), &memory{
 		owner: map[string]provision.Provider{}, shows: map[int]bool{}, sink: sink, warned: map[int]bool{}, unseen: map[string]error{},
@@ -108,8 +108,7 @@ func Join(sink event.Sink, first provision.Provider, others ...provision.Provide
 // Unwrap returns the first provider.
 func (j *Joined) Unwrap() provision.Provider { return j.Provider }
 
-// of returns the provider whose resources are called kind. If there is none, it returns the
-// first provider.
+// of returns the provider that calls its resources kind, or else the first provider.
 func (j *Joined) of(kind string) provision.Provider {
 	for _, p := range j.all {
 		if p.Undoing("").Commands.Kind == kind {
@@ -119,8 +118,8 @@ func (j *Joined) of(kind string) provision.Provider {
 	return j.Provider
 }
 
-// If p is or wraps a Joined of several providers, Of returns the one that calls its
-// resources kind. Otherwise it returns p.
+// Of returns the provider that calls its resources kind, if p is or wraps a Joined of
+// several providers, and otherwise p.
 func Of(p provision.Provider, kind string) provision.Provider {
 	if j, ok := provision.As[*Joined](p); ok && kind != "" {
 		return j.of(kind)
@@ -128,7 +127,7 @@ func Of(p provision.Provider, kind string) provision.Provider {
 	return p
 }
 
-// mark notes in slices which provider has them.
+// mark marks slices with the word of their provider.
 func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	for i := range list {
 		list[i].Provider = p.Undoing("").Commands.Kind
@@ -136,7 +135,7 @@ func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	return list
 }
 
-// note remembers that the provider at place i has shown a resource of this name.
+// note remembers that the provider at index i has shown a resource of this name.
 func (j *Joined) note(i int, id string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -144,7 +143,7 @@ func (j *Joined) note(i int, id string) {
 }
 
 // Assume notes that a resource of this name belongs to the provider that calls its
-// resources kind. If Joined has seen the resource, Assume does nothing.
+// resources kind, unless Joined has seen the resource.
 func (j *Joined) Assume(kind, id string) {
 	p := j.of(kind)
 	j.mu.Lock()
@@ -154,7 +153,7 @@ func (j *Joined) Assume(kind, id string) {
 	}
 }
 
-// Undoing implements provision.Provider. It returns what the provider says that had the
+// Undoing implements provision.Provider, with the answer of the provider that had the
 // resource when it was last seen.
 func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	j.mu.Lock()
@@ -186,11 +185,11 @@ func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Res
 	return j.Provider.Create(ctx, r)
 }
 
-// refused reports whether err says that the provider does not let the user see what it has.
+// refused reports whether err says that the user may not see what the provider has.
 func refused(err error) bool { return gcp.ClassOf(err) == gcp.Permission }
 
-// dispensable reports whether a list can do without the provider at place i. err is the
-// error of that provider.
+// dispensable reports whether a list can do without the provider at index i, which has
+// returned err.
 func (j *Joined) dispensable(i int, err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -200,8 +199,8 @@ func (j *Joined) dispensable(i int, err error) bool {
 	return refused(err) || i > 0 && (Survivable(err) || errors.Is(err, errBeside))
 }
 
-// Expect says that the user asks for what all providers have. A refusal is then a warning.
-// Without Expect, a refusal is a note for --debug: many users have no rights on one of the
+// Expect says that the user asks for what all providers have, so that a refusal is a
+// warning. Otherwise it is a note for --debug: many users have no rights on one of the
 // APIs, and no slices there.
 func (j *Joined) Expect() {
 	j.mu.Lock()
@@ -209,7 +208,7 @@ func (j *Joined) Expect() {
 	j.asked = true
 }
 
-// warn tells the user once that the provider at place i did not answer.
+// warn tells the user, once, that the provider at index i did not answer.
 func (j *Joined) warn(i int, err error) {
 	j.mu.Lock()
 	first, level := !j.warned[i], event.Warn
@@ -223,7 +222,7 @@ func (j *Joined) warn(i int, err error) {
 	}
 }
 
-// patience is how long a list waits for the provider at place i.
+// patience is how long a list waits for the provider at index i.
 func (j *Joined) patience(i int) time.Duration {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -233,7 +232,7 @@ func (j *Joined) patience(i int) time.Duration {
 	return besideLimit
 }
 
-// each calls list for every provider. It returns, by place, the errors of the providers
+// each calls list for every provider. It returns, by index, the errors of the providers
 // that the list does without.
 func (j *Joined) each(ctx context.Context, list func(ctx context.Context, i int, p provision.Provider) (found int, err error)) (missing map[int]error, err error) {
 	missing = map[int]error{}
@@ -309,7 +308,7 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
-			if !listed[r.ID] { // if two providers have a resource of one name, Get describes the first
+			if !listed[r.ID] { // of two resources of one name, Get describes the first
 				listed[r.ID] = true
 				j.note(i, r.ID)
 			}
@@ -334,16 +333,16 @@ func (j *Joined) IDs(ctx context.Context) ([]string, error) {
 	return ids, err
 }
 
-// Get implements provision.Provider. The first provider that has a resource of this name
+// Get implements provision.Provider. The first provider with a resource of this name
 // describes it.
 func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error) {
 	_, r, err := j.Owner(ctx, id)
 	return r, err
 }
 
-// Owner returns the first provider that has a resource of this name, and the resource. If no
-// provider has one, Owner returns the first provider and ErrNotFound, or the error of a
-// provider that did not answer.
+// Owner returns the first provider with a resource of this name, and the resource. Without
+// one, it returns the first provider and ErrNotFound, or the error of a provider that did
+// not answer.
 func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, provision.Resource, error) {
 	var none, unknown error
 	for i, p := range j.all {
@@ -371,10 +370,9 @@ func (j *Joined) had(p provision.Provider, id string) bool {
 	return j.memory.owner[id] == p
 }
 
-// Sole does what Owner does, for a call that must not hit the wrong one of two resources.
-// If several providers have a resource of this name, the error is a *TwinError. A provider
-// that does not answer counts as one without the resource if another provider has the
-// resource. The user is then warned.
+// Sole is Owner for a call that must not hit the wrong one of two resources. If several
+// providers have a resource of this name, the error is a *TwinError. If one provider has
+// it, a provider that does not answer counts as one without it, and the user is warned.
 func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider, provision.Resource, error) {
 	owner, res, unread := j.Owner(ctx, id)
 	if unread != nil && res.ID == "" {
@@ -403,7 +401,7 @@ func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider,
 	return owner, res, unread
 }
 
-// LedBy returns j with p as the first provider. p must be one of its providers.
+// LedBy returns j with p, one of its providers, as the first.
 func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{p, j.all, j.memory} }
 
 // Restart implements provision.Provider.
@@ -416,7 +414,7 @@ func (j *Joined) Restart(ctx context.Context, id string) error {
 }
 
 // Delete implements provision.Provider. If several providers have a resource of this name,
-// Delete deletes none of them. The error is then a *TwinError.
+// it deletes none and returns a *TwinError.
 func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOptions) (bool, error) {
 	owner, res, err := j.Sole(ctx, id, "delete")
 	switch {
@@ -425,7 +423,7 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	case !errors.Is(err, provision.ErrNotFound):
 		return false, err
 	}
-	for _, p := range j.all { // a resource without slices may still have parts
+	for _, p := range j.all { // a resource without slices may have parts
 		if deleted, err := p.Delete(ctx, id, o); deleted || err != nil {
 			return deleted, err
 		}
@@ -433,8 +431,8 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	return false, nil
 }
 
-// Doomed returns the resource that Delete would delete. If the resource has only parts
-// without slices, Doomed finds it in the list. The error is that of Sole.
+// Doomed returns the resource that Delete would delete, even if it has only parts without
+// slices. The error is that of Sole.
 func (j *Joined) Doomed(ctx context.Context, id string) (provision.Resource, error) {
 	_, res, err := j.Sole(ctx, id, "delete")
 	if !errors.Is(err, provision.ErrNotFound) {
@@ -459,8 +457,8 @@ func (j *Joined) Admit(ctx context.Context, s tpu.Slice, l provision.Login) (use
 	return j.of(s.Provider).Admit(ctx, s, l)
 }
 
-// Door implements provision.Doorkeeper. If the provider of the slice is not a Doorkeeper,
-// Door returns the zero Door.
+// Door implements provision.Doorkeeper. It returns the zero Door if the slice's provider is
+// no Doorkeeper.
 func (j *Joined) Door(ctx context.Context, s tpu.Slice, l provision.Login) (provision.Door, error) {
 	keeper, ok := provision.As[provision.Doorkeeper](j.of(s.Provider))
 	if !ok {

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A shop is a provider that has one resource with one slice.
+// A shop is a provider with one resource of one slice.
 type shop struct {
 	kind, id string
 	err      error
@@ -134,7 +134,7 @@ func TestJoinWithoutAnswers(t *testing.T) {
 	denied, busy, broken := &gcp.Error{Class: gcp.Permission}, &gcp.Error{Class: gcp.Unavailable}, errors.New("broken")
 	for name, c := range map[string]struct {
 		first, second error
-		want          error  // error that the lists return
+		want          error  // error of the lists
 		slices        string // names of the slices in the lists
 		lost          error  // the error for a resource that no provider shows
 	}{
@@ -231,7 +231,7 @@ func TestDoomed(t *testing.T) {
 	}
 }
 
-// A ruin lists a resource that no longer has slices.
+// A ruin lists a resource that has no slices any more.
 type ruin struct{ shop }
 
 func (ruin) Get(context.Context, string) (provision.Resource, error) {
@@ -253,7 +253,7 @@ func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 		},
 		"told": func(j *provider.Joined) error {
 			j.Assume("tin", "a")
-			j.Assume("", "n") // nobody knows
+			j.Assume("", "n") // a resource that nobody knows
 			return nil
 		},
 	} {
@@ -277,8 +277,8 @@ func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 	}
 }
 
-// A provider shows slices and later refuses the question. It has not lost the slices, so
-// nobody may take them for gone.
+// A provider that shows slices and later refuses to list them has not lost the slices.
+// Nobody may take them for gone.
 func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -315,8 +315,8 @@ func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 	}
 }
 
-// A user may have neither rights on an API nor slices there. Such a user does not get a
-// warning about it from each command.
+// A user without rights on an API, and without slices there, does not get a warning about
+// it from each command.
 func TestARefusalIsAWarningWhereAllIsAskedFor(t *testing.T) {
 	var asked []string
 	for _, want := range []event.Level{event.Debug, event.Warn} {

@@ -17,15 +17,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A keyCache stores the host keys of workers. So the keys of 2048 workers cost 2048 calls
-// only once, and not for every command.
+// A keyCache stores the host keys of workers, so that the keys of 2048 workers cost 2048
+// calls once, not for every command.
 //
 // An entry belongs to one worker of one slice. The provider's id and the creation time
-// identify the slice, because both differ for a new slice with an old name. A VM that is
-// repaired in place keeps both but may have new keys. A caller that sees a key which is not
-// in the cache calls DoubtKeys and asks again. An entry expires after keysFor.
+// identify the slice: both differ for a new slice with an old name. A VM repaired in place
+// keeps both but may have new keys: a caller that sees a key which is not in the cache
+// calls DoubtKeys and asks again. An entry expires after keysFor.
 type keyCache struct {
-	path string // "": the cache is not on disk
+	path string // "": not on disk
 
 	mu      sync.Mutex
 	loaded  bool
@@ -59,9 +59,8 @@ type Keys struct {
 }
 
 // KeepKeys returns a provider that asks p only for host keys that are not in the file at
-// path. SaveKeys writes the file. The file need not exist. If the file cannot be read, it
-// is replaced: it only saves calls. With path "", the answers are kept in memory until the
-// process ends.
+// path. SaveKeys writes the file. A missing or unreadable file does not matter: it only
+// saves calls. With path "", the answers stay in memory until the process ends.
 func KeepKeys(p provision.Provider, clock gcp.Clock, path string) *Keys {
 	return &Keys{Provider: p, clock: clock, cache: keyCache{path: path}}
 }
@@ -82,13 +81,13 @@ func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []st
 }
 
 // DoubtKeys forgets the cached keys of a worker that has shown another key. It reports
-// whether p.HostKeys may now return something else. That is true if p is a *Keys.
+// whether p.HostKeys may now return something else, which is true if p is a *Keys.
 func DoubtKeys(p provision.Provider, s tpu.Slice, worker int) bool {
 	k, ok := provision.As[*Keys](p)
 	return ok && k.cache.forget(s, worker)
 }
 
-// If p is a *Keys, SaveKeys writes the keys to the file for the next command.
+// SaveKeys writes the keys to the file for the next command, if p is a *Keys.
 func SaveKeys(p provision.Provider) error {
 	k, ok := provision.As[*Keys](p)
 	if !ok {
@@ -102,7 +101,7 @@ func SaveKeys(p provision.Provider) error {
 
 func cacheKey(s tpu.Slice, worker int) string { return s.UID + "/" + strconv.Itoa(worker) }
 
-// load reads the file once. k.mu is held.
+// load reads the file once. The caller holds k.mu.
 func (k *keyCache) load() {
 	if k.loaded {
 		return
@@ -148,8 +147,8 @@ func (k *keyCache) forget(s tpu.Slice, worker int) bool {
 	return known
 }
 
-// save replaces the file and drops expired entries. If two processes save at the same time,
-// only the entries of the later one remain.
+// save replaces the file, without expired entries. If two processes save at the same time,
+// only the later one's entries stay.
 func (k *keyCache) save(now time.Time) (err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

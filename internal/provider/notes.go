@@ -8,9 +8,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Asked returns a note for people about what became of a request. said is false if Create
-// has already reported it. created and err are what Create returned. async says that the
-// provider has not yet accepted the request.
+// Asked returns a note for people about the result of a request. said is false if Create
+// has already reported it. created and err come from Create. async says that the provider
+// has not accepted the request yet.
 func Asked(res provision.Resource, created, async bool, err error) (n event.Note, said bool) {
 	c := res.Commands
 	name := c.Kind + " " + res.ID
@@ -27,7 +27,7 @@ func Asked(res provision.Resource, created, async bool, err error) (n event.Note
 }
 
 // Answering returns a note for people: all workers of the slices of a resource answer. name
-// is what messages call the resource.
+// is the resource's name in messages.
 func Answering(name string, slices []tpu.Slice) event.Note {
 	workers := 0
 	for _, s := range slices {

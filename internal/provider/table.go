@@ -17,7 +17,7 @@ import (
 // A Listed is a resource of any provider, for lists.
 type Listed struct {
 	ID         string            `json:"id"`
-	Kind       string            `json:"kind"`  // the provider's word for it: "queued resource"
+	Kind       string            `json:"kind"`  // the provider's word for the resource: "queued resource"
 	State      string            `json:"state"` // the provider's word
 	Life       provision.Life    `json:"life"`
 	Failure    string            `json:"failure,omitempty"`
@@ -29,9 +29,9 @@ type Listed struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	CreateTime time.Time         `json:"create_time"`
 	Until      *time.Time        `json:"until,omitempty"`   // when the provider takes the slices back, if that is known
-	Missing    []string          `json:"missing,omitempty"` // slices that have not come yet although others have
+	Missing    []string          `json:"missing,omitempty"` // slices that have not come although others have
 	Hourly     *float64          `json:"usd_per_hour"`      // list price of the slices that exist; null: unknown
-	SoFar      *float64          `json:"usd_so_far"`        // what they have cost at that price; null: unknown
+	SoFar      *float64          `json:"usd_so_far"`        // what they have cost so far at that price; null: unknown
 }
 
 // A Plan is the result of a dry run of a command that makes or deletes slices.
@@ -40,14 +40,14 @@ type Plan struct {
 	Exists  bool            `json:"exists"`            // the requested resource exists already
 	Creates bool            `json:"creates"`           // it would be made
 	Deletes bool            `json:"deletes"`           // it would be deleted
-	Slices  []string        `json:"slices"`            // slices that the command would delete
-	Request json.RawMessage `json:"request,omitempty"` // the request that the command would send
-	Gcloud  string          `json:"gcloud,omitempty"`  // a gcloud command that does the same, if there is one
-	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that the command would make or delete, if the resource has several
+	Slices  []string        `json:"slices"`            // slices to delete
+	Request json.RawMessage `json:"request,omitempty"` // the request to send
+	Gcloud  string          `json:"gcloud,omitempty"`  // the equal gcloud command, if there is one
+	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts to make or delete, if the resource has several
 }
 
-// Text says, for people, what the command would make. name is what messages call the
-// resource.
+// Text says, for people, what the command would make. name is the resource's name in
+// messages.
 func (p Plan) Text(name string) string {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "would create %s", name)
@@ -65,7 +65,7 @@ func (p Plan) Text(name string) string {
 	return b.String()
 }
 
-// List returns the resources of a zone in the form that lists show.
+// List returns the resources of a zone in the form for lists.
 func List(all []provision.Resource, zone string, now time.Time) []Listed {
 	list := make([]Listed, len(all))
 	for i, r := range all {
@@ -84,7 +84,7 @@ func List(all []provision.Resource, zone string, now time.Time) []Listed {
 	return list
 }
 
-// Table returns a list for people. For an empty list it returns "".
+// Table returns a list for people, or "" for an empty list.
 func Table(list []Listed, now time.Time) string {
 	if len(list) == 0 {
 		return ""
@@ -106,6 +106,6 @@ func Table(list []Listed, now time.Time) string {
 		}
 		row(r.ID, r.Kind, r.State, cmp.Or(r.Type, "-"), cmp.Or(string(r.Tier), "-"), fmt.Sprintf("%d/%d", r.Ready, r.SliceCount), age, cost.Price(r.Hourly), cost.Price(r.SoFar), ends, owner)
 	}
-	_ = w.Flush() // a strings.Builder takes everything
+	_ = w.Flush() // a strings.Builder returns no error
 	return b.String()
 }

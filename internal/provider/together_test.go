@@ -17,15 +17,15 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A bakery is a provider that makes two slices of v6e-16, each by itself, at set times
-// after its start.
+// A bakery is a provider that makes two slices of v6e-16 separately, at set times after its
+// start.
 type bakery struct {
 	provision.Provider
 	clock   gcp.Clock
 	ready   [2]time.Time
 	deletes *int
 	refuses error
-	away    [2]time.Time // begin and end of a time in which the API does not answer
+	away    [2]time.Time // begin and end of an outage of the API
 	gets    *int         // nil: not counted
 }
 
@@ -62,7 +62,7 @@ func (b bakery) Delete(context.Context, string, provision.DeleteOptions) (bool, 
 	return true, b.refuses
 }
 
-// Slices that have come wait for the others until their deadline. Then they are deleted.
+// Slices that have come wait for the others until their deadline, and are then deleted.
 func TestSlicesWaitForOthersUntilTheirDeadline(t *testing.T) {
 	t.Parallel()
 	const never = 1000 * time.Hour
@@ -70,7 +70,7 @@ func TestSlicesWaitForOthersUntilTheirDeadline(t *testing.T) {
 		story         string
 		first, second time.Duration // times after the beginning of the wait
 		slices, queue time.Duration // limits
-		phase         string        // the phase that has not ended; "": all have come
+		phase         string        // the phase that has not ended; "": all slices have come
 		lasts         time.Duration
 	}{
 		{"all come at once", time.Hour, time.Hour, time.Minute, 0, "", time.Hour},
@@ -138,7 +138,7 @@ func TestWhatWaitingSlicesCost(t *testing.T) {
 	}
 }
 
-// If a deletion fails, the user reads the reason and the command that repeats it.
+// If the deletion fails, the user reads the reason and the command that repeats it.
 func TestSlicesThatCannotBeGivenBack(t *testing.T) {
 	t.Parallel()
 	clock, deletes := testkit.NewJumpClock(), 0
@@ -149,8 +149,8 @@ func TestSlicesThatCannotBeGivenBack(t *testing.T) {
 	}
 }
 
-// If the API does not answer when the deadline of slices passes, the next answer decides.
-// Until then the slices stay.
+// If the API is away when the deadline of slices passes, its next answer decides. Until
+// then the slices stay.
 func TestTheDeadlineOfSlicesPassesWhileTheAPIIsAway(t *testing.T) {
 	t.Parallel()
 	for _, comes := range []bool{true, false} {

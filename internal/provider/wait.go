@@ -3,8 +3,8 @@
 //
 // # Decisions
 //
-//   - Wait tries a connection to every worker, although the run will connect again. This
-//     costs one more login for each worker, but keeps the end of the wait simple.
+//   - Wait tries a connection to every worker, although the run will connect again. That
+//     costs one more login per worker, but keeps the end of the wait simple.
 package provider
 
 import (
@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// The default limits of the phases. Waiting for capacity takes minutes to days. Creating
+// The default limits of the phases. Waiting for capacity takes minutes to days, creating
 // and booting VMs takes minutes.
 const (
 	DefaultProvisionLimit = time.Hour
@@ -37,33 +37,33 @@ const (
 const NoLimit time.Duration = -1
 
 const (
-	probeRound    = 3 * time.Minute  // longest round of probes; after it, Wait reads the states again
+	probeRound    = 3 * time.Minute  // longest round of probes, after which Wait reads the states again
 	earlyRound    = 45 * time.Second // longest round while other slices are still being created
-	maxProbes     = 64               // slices probed at once
+	maxProbes     = 64               // limit of slices probed at once
 	defaultAdvice = 3 * time.Minute
 )
 
 // WaitOptions say how long a wait may take and what "ready" means.
 type WaitOptions struct {
 	// The longest time in each phase. 0 means no limit for the queue, and the defaults
-	// above for the others. NoLimit or any other negative value means no limit.
+	// above for the others. NoLimit, or another negative value, means no limit.
 	QueueLimit, ProvisionLimit, BootLimit time.Duration
-	// SlicesLimit is how long slices that have come may wait for the others. With 0, only
-	// the limit of the queue counts.
+	// SlicesLimit is how long slices that have come are kept while others are missing. With
+	// 0, only the limit of the queue counts.
 	SlicesLimit time.Duration
-	// Probe returns nil if every worker of a slice answers. Wait calls it for slices that
-	// are READY. It calls it for several slices at once, and again after an error. If Probe
-	// is nil, a slice need only be READY.
+	// Probe returns nil if every worker of a slice answers. Wait calls it for READY slices,
+	// several at a time, and again after an error. If it is nil, a slice need only be
+	// READY.
 	Probe func(ctx context.Context, s tpu.Slice) error
 	// Poll is the pause between reads. It starts again with its first length at each change
-	// of state. The zero value means the pause of PollDefaults.
+	// of state. The zero value means that of PollDefaults.
 	Poll gcp.Backoff
 	// AdviceAfter is how long a phase lasts before Wait reports the probable reason. 0
 	// means 3 minutes.
 	AdviceAfter time.Duration
 
 	Clock gcp.Clock  // nil: the system's
-	Sink  event.Sink // receives the phases, states and notes; nil: they are dropped
+	Sink  event.Sink // gets the phases, states and notes; nil: they are dropped
 }
 
 func (o WaitOptions) withDefaults() WaitOptions {
@@ -86,7 +86,7 @@ func (o WaitOptions) withDefaults() WaitOptions {
 	return o
 }
 
-// PollDefaults fills in a pause that begins with 250 ms and grows to 15 s.
+// PollDefaults completes a pause that begins with 250 ms and grows to 15 s.
 func PollDefaults(b gcp.Backoff) gcp.Backoff {
 	return b.Or(gcp.Backoff{First: 250 * time.Millisecond, Max: 15 * time.Second, Factor: 1.4})
 }
@@ -105,15 +105,15 @@ func (o WaitOptions) limit(phase string) time.Duration {
 	return o.QueueLimit
 }
 
-// Wait waits until every slice of a resource of p is ready: it is usable, its workers are
-// known, and they answer opts.Probe. It returns the slices in the order of their names in
-// the resource, with Index set.
+// Wait waits until every slice of a resource of p is ready: the slice is usable, its
+// workers are known, and they answer opts.Probe. It returns the slices in the order of
+// their names in the resource, with Index set.
 //
-// Wait returns a *provision.StateError at once when the resource fails, loses its slices,
-// is being deleted or does not exist. It returns a *provision.DeadlineError when a phase
-// takes longer than its limit. It deletes nothing. While the provider itself restarts
-// slices, there is no limit. A provider that does not answer does not end the wait before
-// the limit. When ctx ends, Wait returns its cause.
+// Wait returns a *provision.StateError at once if the resource fails, loses its slices, is
+// being deleted or does not exist. It returns a *provision.DeadlineError if a phase takes
+// longer than its limit. It deletes nothing. While the provider itself restarts slices,
+// there is no limit. A provider that does not answer does not end the wait before the
+// limit. When ctx ends, Wait returns its cause.
 func Wait(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
 	w := &waiter{p: p, what: p.Undoing(id).Commands, id: id, opts: opts.withDefaults(), probed: map[string]string{}, warned: map[string]bool{}}
 	w.start = w.now()
@@ -148,13 +148,13 @@ type waiter struct {
 	phaseStart time.Time
 	advised    bool
 
-	res     provision.Resource  // the resource as it was last read
-	seen    bool                // res has been read at least once
+	res     provision.Resource  // the resource at the last successful read
+	seen    bool                // res was read at least once
 	lost    error               // why the last read failed, or nil
-	missing []provision.Missing // the slices that are not ready
-	silent  []string            // slices that are READY but whose workers do not all answer
+	missing []provision.Missing // slices that are not ready
+	silent  []string            // READY slices of which some worker does not answer
 
-	silentHint string // the first hint among the errors of the silent slices
+	silentHint string // the first hint in the errors of silent slices
 
 	probed map[string]string // slice name → UID that answered
 	warned map[string]bool
@@ -201,7 +201,7 @@ func (w *waiter) step(ctx context.Context) (done bool, err error) {
 	return false, w.checkLimit(ctx)
 }
 
-// explained adds the probable reason to the error of a resource that failed.
+// explained adds the probable reason to the error of a failed resource.
 func (w *waiter) explained(ctx context.Context, err error) error {
 	var state *provision.StateError
 	if errors.As(err, &state) && state.Life == provision.Failed {
@@ -211,7 +211,7 @@ func (w *waiter) explained(ctx context.Context, err error) error {
 	return err
 }
 
-// explain asks the provider why the resource does not come up, if the provider can say so.
+// explain asks the provider why the resource does not come up, if it can say so.
 func (w *waiter) explain(ctx context.Context, waited time.Duration) provision.Explanation {
 	if p, ok := provision.As[provision.Explainer](w.p); ok {
 		return p.Explain(ctx, w.res, waited)
@@ -219,9 +219,8 @@ func (w *waiter) explain(ctx context.Context, waited time.Duration) provision.Ex
 	return provision.Explanation{}
 }
 
-// outlive decides whether the wait continues after a failed read. It returns nil if it
-// does. The wait continues if the API or the network to it is at fault, or if credentials
-// that worked before have expired.
+// outlive returns nil if the wait continues after a failed read: if the API or the network
+// to it is at fault, or if credentials that worked before have expired.
 func (w *waiter) outlive(ctx context.Context, err error) error {
 	switch class := gcp.ClassOf(err); {
 	case ctx.Err() != nil:
@@ -248,15 +247,15 @@ func Survivable(err error) bool {
 	return gcp.Lapsed(err)
 }
 
-// once returns true on its first call for what, and false after that.
+// once returns true at its first call for what, and false later.
 func (w *waiter) once(what string) bool {
 	first := !w.warned[what]
 	w.warned[what] = true
 	return first
 }
 
-// observe stores the resource that was just read. It reports a new state, which may begin a
-// phase.
+// observe stores the resource that was just read, and reports a new state, which may begin
+// a phase.
 func (w *waiter) observe(res provision.Resource) {
 	changed := !w.seen || res.State != w.res.State
 	w.res, w.seen = res, true
@@ -270,7 +269,7 @@ func (w *waiter) observe(res provision.Resource) {
 	switch {
 	case res.Life == provision.Provisioning && len(res.Missing) > 0:
 		w.enter(provision.PhaseSlices)
-		for _, s := range res.Slices { // an earlier command may have seen when the first slice came
+		for _, s := range res.Slices { // an earlier command may have seen the first slice come
 			if !s.Billed.IsZero() && s.Billed.Before(w.phaseStart) {
 				w.phaseStart = s.Billed
 			}
@@ -281,19 +280,18 @@ func (w *waiter) observe(res provision.Resource) {
 		w.enter(provision.PhaseBoot)
 	case res.Life == provision.Recovering:
 		w.enter(provision.PhaseRecover)
-		clear(w.probed) // other VMs may have the same id by now
+		clear(w.probed) // other VMs may have the same id now
 	case res.Life.Queued():
 		w.enter(provision.PhaseQueue)
 	}
 }
 
-// describe returns the text of a failure. Without a failure it returns the request: "2 x
-// v4-16, spot".
+// describe returns the text of a failure, or without one the request: "2 x v4-16, spot".
 func describe(r provision.Resource) string {
 	if r.Failure != "" {
 		return r.Failure
 	}
-	if r.Tier == "" { // the provider has slices of one kind only
+	if r.Tier == "" { // the provider has only one kind of slices
 		return fmt.Sprintf("%d x %s", r.NodeCount, r.Type)
 	}
 	return fmt.Sprintf("%d x %s, %s", r.NodeCount, r.Type, r.Tier)
@@ -314,7 +312,7 @@ func (w *waiter) leave(state event.PhaseState, detail string) {
 	w.emit(event.Phase{Name: w.phase, State: state, Detail: detail, Elapsed: w.now().Sub(w.phaseStart)})
 }
 
-// A bound is the limit that applies in a phase.
+// A bound is the limit of a phase.
 type bound struct {
 	phase string
 	since time.Time
@@ -323,7 +321,7 @@ type bound struct {
 
 func (w *waiter) bound() bound {
 	b := bound{w.phase, w.phaseStart, max(w.opts.limit(w.phase), 0)}
-	if w.phase == provision.PhaseSlices && b.limit == 0 { // slices that are missing are still in the queue
+	if w.phase == provision.PhaseSlices && b.limit == 0 { // missing slices are still in the queue
 		return bound{provision.PhaseQueue, w.start, max(w.opts.QueueLimit, 0)}
 	}
 	return b
@@ -337,15 +335,15 @@ func (w *waiter) left() (d time.Duration, limited bool) {
 }
 
 // checkLimit returns a *DeadlineError if the phase has lasted longer than its limit. It
-// runs right after a read, so that the error gives the current state. If that read failed,
-// the limit of waiting for other slices does not apply.
+// runs right after a read, so that the error has the present state. After a failed read,
+// the limit for waiting slices does not apply.
 func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
 	b := w.bound()
 	if b.phase == provision.PhaseSlices && w.lost != nil {
-		return nil // the missing slices may have come since then; to give back a complete set would be wrong
+		return nil // the missing slices may have come since then: do not give back a complete set
 	}
 	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: b.phase, Limit: b.limit, Life: w.res.Life, State: w.res.State,
 		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost, Missing: w.res.Missing, Total: w.total(), Cost: w.cost()}
@@ -375,11 +373,11 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 	return e
 }
 
-// consoleLimit limits how long reading the serial consoles may take.
+// consoleLimit limits the time for reading serial consoles.
 const consoleLimit = 30 * time.Second
 
-// If VMs of slices that are not ready write to their serial consoles, consoles adds that to
-// e. It reports whether any of them says something.
+// consoles adds to e what VMs of slices that are not ready write to their serial consoles.
+// It reports whether any of them says something.
 func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool {
 	e.Consoles = w.readConsoles(ctx)
 	if len(e.Consoles) == 0 {
@@ -392,7 +390,7 @@ func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool 
 }
 
 // readConsoles returns the serial consoles of VMs of the first slice that is not ready. The
-// console that explains most comes first. It leaves out a console that cannot be read.
+// console that explains most comes first. Unreadable ones are left out.
 func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
 	defer cancel()
@@ -417,8 +415,8 @@ func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	return nil
 }
 
-// pause returns the time until the next read. That is the growing pause, but not more than
-// the time to the limit of the phase.
+// pause returns the time until the next read: the growing pause, but no more than the time
+// to the limit of the phase.
 func (w *waiter) pause() time.Duration {
 	d := w.pace.Next()
 	if left, limited := w.left(); limited && left > 0 {
@@ -455,7 +453,7 @@ func foldMissing(missing []provision.Missing) string {
 	return tpu.FoldTexts(names, texts)
 }
 
-// look probes the slices that are ready, and notes what is missing.
+// look probes the ready slices, and notes what is missing.
 func (w *waiter) look(ctx context.Context) error {
 	w.silent = nil
 	byName := make(map[string]tpu.Slice, len(w.res.Slices))
@@ -479,8 +477,8 @@ func (w *waiter) look(ctx context.Context) error {
 			}
 		}
 	}
-	// Slices that are READY early are probed too: the user may want to know that
-	// they answer while others are still being created.
+	// Slices that are READY early are probed, too: the user may want to know that they
+	// answer while others are still being created.
 	if mute := w.probe(ctx, unprobed); w.phase == provision.PhaseBoot {
 		missing = append(missing, mute...)
 	} else {
@@ -503,9 +501,8 @@ func (w *waiter) absent(name string) string {
 	return "not made yet"
 }
 
-// checkWorkers compares two numbers of workers of a slice: the API's, and that of the
-// accelerator type. If they differ, it warns. The API is right, but the user may not expect
-// it.
+// checkWorkers warns if the API's number of workers of a slice is not that of the
+// accelerator type. The API is right, but the user may not expect that.
 func (w *waiter) checkWorkers(s tpu.Slice) {
 	t, err := tpu.ParseType(s.Type)
 	if err != nil || len(s.Workers) == t.Workers || !w.once("workers of "+s.Name) {
@@ -518,9 +515,9 @@ const probeFailed = "READY, but not all workers answer: "
 
 var errProbeOver = errors.New("no answer within the limit")
 
-// probe asks the slices whether their workers answer. It returns the slices whose workers
-// do not all answer. It takes at most one round, so that Wait notices a resource that is
-// deleted meanwhile.
+// probe asks the slices whether their workers answer, and returns those of which some
+// worker does not. It takes at most one round, so that Wait notices a deletion of the
+// resource meanwhile.
 func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missing {
 	if len(list) == 0 {
 		return nil
@@ -571,8 +568,8 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missin
 	return missing
 }
 
-// After a phase has lasted opts.AdviceAfter, advise reports the probable reason. It does so
-// once for each phase.
+// advise reports the probable reason once a phase has lasted opts.AdviceAfter, once per
+// phase.
 func (w *waiter) advise(ctx context.Context) {
 	if w.advised || w.now().Sub(w.phaseStart) < w.opts.AdviceAfter {
 		return
@@ -613,14 +610,14 @@ func (w *waiter) bootHint() string {
 	return cmp.Or(w.silentHint, "see: "+w.what.Show)
 }
 
-// A Pacer gives growing pauses. It varies them a little at random, so that not all waiters
-// read at the same moment.
+// A Pacer gives growing pauses, which vary a little at random, so that not all waiters read
+// at the same moment.
 type Pacer struct {
 	Policy gcp.Backoff
 	last   time.Duration
 }
 
-// Reset makes the next pause the first one again.
+// Reset makes the next pause the shortest again.
 func (p *Pacer) Reset() { p.last = 0 }
 
 // Next returns the next pause.

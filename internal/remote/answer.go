@@ -14,9 +14,9 @@ import (
 	"multihost/internal/fault"
 )
 
-// NewNonce returns a random word that marks the lines of one answer. So nobody takes the
-// output of a login's start-up files for an answer. Everybody on the worker can see the
-// nonce, like every argument of a script.
+// NewNonce returns a random word that marks the lines of one answer, so that nobody takes
+// the output of start-up files for an answer. Everybody on the worker can see the nonce,
+// like every argument of a script.
 func NewNonce() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
@@ -26,8 +26,8 @@ func NewNonce() string {
 // A Record is one line of a worker's answer: a word and the rest.
 type Record struct{ Word, Rest string }
 
-// Fields splits the rest into n words. The last word is the whole remainder. Missing words
-// are empty, because a worker's answer may be incomplete.
+// Fields splits the rest into n words, the last of which is the whole remainder. Missing
+// words are "", because a worker's answer may be incomplete.
 func (r Record) Fields(n int) []string {
 	f := strings.SplitN(r.Rest, " ", n)
 	for len(f) < n {
@@ -38,25 +38,25 @@ func (r Record) Fields(n int) []string {
 
 const (
 	maxLine   = 16 << 10 // longest line of an answer, in bytes
-	maxNoise  = 16 << 10 // most bytes to keep of lines that are not records
-	maxAnswer = 4 << 20  // most bytes of one command's answer, such as a list of many runs
+	maxNoise  = 16 << 10 // limit in bytes for lines that are not records
+	maxAnswer = 4 << 20  // limit in bytes for the answer of one command, such as a list of many runs
 )
 
 // ErrFlood ends the session of a command whose answer is longer than maxAnswer, so that
-// nobody waits for an endless answer.
+// nobody waits for an endless one.
 var ErrFlood = fault.New(fault.Unavailable, fmt.Sprintf("it answers with more than %d MiB", maxAnswer>>20))
 
 // An Answer parses the output of one of our scripts as it arrives. A line is a record if a
 // word follows the nonce. The Answer keeps other lines only as far as they help to explain
-// a failure. One command writes to an Answer. Others may call its methods meanwhile.
+// a failure. One command writes to an Answer. Its other methods may be called meanwhile.
 type Answer struct {
 	Nonce string
-	Next  func(Record) (done bool) // optional: receives every record. If it returns true, the Answer does not keep the record
-	Stray func(string)             // optional: receives every other line
+	Next  func(Record) (done bool) // optional: gets every record, and returns true if the Answer need not keep it
+	Stray func(string)             // optional: gets every other line
 
 	mu      sync.Mutex
 	line    []byte
-	size    int // bytes received, without the records for which Next has returned true
+	size    int // bytes received, without the records that Next has taken
 	noise   []byte
 	records []Record
 }
@@ -119,15 +119,14 @@ func ParseRecord(line, nonce string) (r Record, ok bool) {
 	return Record{word, rest}, word != ""
 }
 
-// Records returns the records that the Answer has kept.
+// Records returns the records in the Answer.
 func (a *Answer) Records() []Record {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.records
 }
 
-// Failure returns the text of the first record "error", in a form for messages. It returns
-// "" if there is none.
+// Failure returns the text of the first record "error", in a form for messages, or "".
 func (a *Answer) Failure() string {
 	for _, r := range a.Records() {
 		if r.Word == "error" {
@@ -144,12 +143,12 @@ func (a *Answer) Noise() []string {
 	return strings.Split(strings.TrimSpace(string(a.noise)+string(a.line)), "\n")
 }
 
-// consequence matches a message of a program that failed only because another program
-// failed. The message of the other program has the cause. The two may write in any order.
+// consequence matches a message of a program that failed only because another one did. The
+// message of that other program has the cause, and may come before or after.
 var consequence = regexp.MustCompile(`: Broken pipe$|\btar: (Exiting with failure status|Error is not recoverable|Child returned status)`)
 
-// Trouble returns the last line that was not a record, in a form for messages. It returns
-// "" if there was none. It prefers a line that names a cause.
+// Trouble returns the last line that was not a record, in a form for messages, or "". It
+// prefers a line that names a cause.
 func (a *Answer) Trouble() string {
 	lines := a.Noise()
 	last := lines[len(lines)-1]
@@ -162,7 +161,7 @@ func (a *Answer) Trouble() string {
 	return Clean(last, 300)
 }
 
-// A Stream parses an answer up to the record "stream". It writes every byte after that to
+// A Stream parses an answer up to the record "stream", and writes every byte after that to
 // Raw.
 type Stream struct {
 	Answer
@@ -199,8 +198,8 @@ func (a *Answer) last() Record {
 	return a.records[len(a.records)-1]
 }
 
-// Clean makes text from a worker fit for one line of a message. The result is valid UTF-8,
-// has no control characters, and is cut after limit bytes, with an ellipsis.
+// Clean makes a worker's text fit for one line of a message: valid UTF-8 without control
+// characters, cut after limit bytes, with an ellipsis.
 func Clean(s string, limit int) string {
 	if len(s) > limit {
 		s = s[:limit] + "…"

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzClock: a worker may answer anything when it is asked for the time.
+// FuzzClock: a worker may answer anything to the question for its time.
 func FuzzClock(f *testing.F) {
 	f.Add("multihost-clock:1700000000123456789\n")
 	f.Add("Welcome!\nmotd without newline multihost-clock:1\nmultihost-clock:2\n")

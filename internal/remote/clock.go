@@ -14,9 +14,9 @@ import (
 
 // kitScript prints the hashes of the scripts that the worker keeps. clockScript answers
 // every line of its input with the worker's time. The marks distinguish an answer from the
-// output of a ~/.bashrc. One bash prints all times itself. A process for each time would
-// add half of its start-up time to the error of the measurement. That is tens of
-// milliseconds on a busy worker.
+// output of a ~/.bashrc. bash prints the times itself: the start of a process would add
+// half of its duration to the error of the measurement, tens of milliseconds on a busy
+// worker.
 const (
 	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(exec sha256sum -- * 2>/dev/null); `
 	clockScript = `while read -r _; do echo "multihost-clock:${EPOCHREALTIME/[.,]/}000"; done`
@@ -25,14 +25,14 @@ const (
 	clockRounds = 3
 )
 
-// MeasureClock measures the difference between the worker's clock and ours. It keeps the
-// result for ClockOffset and returns it. It takes one session and three round trips. The
-// fastest round trip counts. The error is at most half of that round trip.
+// MeasureClock measures how far the worker's clock is ahead of ours. It returns the result
+// and keeps it for ClockOffset. It takes one session and three round trips, of which the
+// fastest counts. The error is at most half of that round trip.
 //
-// It also proves that the login can run commands. The login shell or one of its start-up
-// files may end, print too much, or run nothing within ShellConfig.Timeout. Then the error
-// is a *ConnectError of StageShell. If the login has answered before and is now silent that
-// long, the error is ErrConnectionLost, because its shell is known to run commands.
+// It also proves that the login can run commands. If the login shell or one of its start-up
+// files ends, prints too much, or runs nothing within ShellConfig.Timeout, the error is a
+// *ConnectError of StageShell. A login that has answered before is known to run commands:
+// if it is silent that long, the error is ErrConnectionLost.
 func (s *Shell) MeasureClock(ctx context.Context) (time.Duration, error) {
 	limit, silent := s.cfg.Timeout, errSilentShell
 	m := &measurement{shell: s}
@@ -62,16 +62,16 @@ var (
 	errLoudShell   = fmt.Errorf("the login's start-up files write more than %d KiB", mostGreeting>>10)
 )
 
-// mostGreeting limits the bytes on the standard output of one session of clockScript. The
+// mostGreeting limits the standard output of one session of clockScript, in bytes. The
 // answers are short, so only start-up files can exceed it.
 const mostGreeting = 64 << 10
 
 // measurement is one session of clockScript.
 type measurement struct {
 	shell  *Shell
-	first  bool      // no measurement of this Shell has succeeded yet
+	first  bool      // no measurement of this Shell has succeeded so far
 	errs   lastWords // last line of the standard error
-	out    lastWords // last line of the standard output that was not an answer
+	out    lastWords // last line of the standard output that was no answer
 	status Status    // set when the session has ended by itself
 	began  bool      // an answer has come
 }
@@ -86,7 +86,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	if err != nil {
 		return 0, err
 	}
-	// When the session ends, the reading below must end, too.
+	// The reading below must end with the session.
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -99,7 +99,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	}()
 	defer func() {
 		_ = session.Close()
-		answers.Close() // a write may block; this unblocks it, and then Wait returns
+		answers.Close() // this ends a blocked write, so that Wait returns
 		<-ended
 	}()
 
@@ -134,8 +134,8 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	return offset, nil
 }
 
-// explain returns the error for a login shell that has run no command. It returns nil if
-// something else has failed.
+// explain returns the error for a login shell that has run no command, or nil if something
+// else has failed.
 func (m *measurement) explain(err error) *ConnectError {
 	said := m.errs.String()
 	if said == "" {
@@ -181,7 +181,7 @@ type lastWords struct {
 	last string
 }
 
-// mostWords is how many bytes of a line it keeps.
+// mostWords limits the bytes of the line that lastWords keeps.
 const mostWords = 200
 
 func (w *lastWords) Write(p []byte) (int, error) {
@@ -220,7 +220,7 @@ func (m *measurement) read(r *bufio.Reader) (time.Time, error) {
 	for {
 		line, err := r.ReadString('\n')
 		if err != nil {
-			_, _ = m.out.Write([]byte(line)) // it never fails
+			_, _ = m.out.Write([]byte(line)) // never fails
 			return time.Time{}, fmt.Errorf("%w: %w", errNoClock, err)
 		}
 		if _, sums, found := strings.Cut(line, kitMark); found {

@@ -1,12 +1,12 @@
 #!/bin/bash
 # Gives our scripts an environment of their own: the variables listed below, TMPDIR, and
-# LC_ALL=C. What the start-up files of the login export does not matter. The bash options
-# --norc, --noprofile and -p keep out start-up files. They also keep out functions and
-# options from the environment. This script removes the rest. It starts no process.
+# LC_ALL=C, whatever the start-up files of the login export. The bash options --norc,
+# --noprofile and -p keep out start-up files, and functions and options from the
+# environment. This script removes the rest. It starts no process.
 #
 # The array mh_login keeps the environment of the login, as NAME=VALUE, for the command of a
-# user. It cannot remove names that are not identifiers, such as those of exported
-# functions. bash with -p does not read them, but passes them on.
+# user. Names that are not identifiers stay, such as those of exported functions: they
+# cannot be removed. bash -p does not read them, but passes them on.
 #
 # What stays, and why:
 #   HOME USER LOGNAME    the login

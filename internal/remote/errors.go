@@ -10,21 +10,20 @@ import (
 
 var (
 	// ErrConnectionLost reports that the connection ended while a command was running. The
-	// command may still run on the worker. Ask the worker, and do not start the command
-	// again. If the error is also a *ConnectError, the worker did not start the command.
+	// command may still run: ask the worker, and do not start it again. If the error is
+	// also a *ConnectError, the worker did not start the command.
 	ErrConnectionLost = fault.New(fault.Unavailable, "connection lost")
 
-	// ErrNoStatus reports that the worker closed the session of a command without saying
-	// how the command ended, while the connection still works. sshd does so if it never
-	// started the login shell.
+	// ErrNoStatus reports that the worker closed the session of a command without an exit
+	// status, while the connection still works. sshd does so if it never started the login
+	// shell.
 	ErrNoStatus = fault.New(fault.Unavailable, "worker sent no exit status")
 
-	// ErrSilent is the reason if a connection was given up because the worker answered no
-	// keepalive.
+	// ErrSilent is the reason for giving up a connection whose worker answers no keepalive.
 	ErrSilent = fault.New(fault.Unavailable, "worker does not answer keepalives")
 
 	// ErrKeyRefused reports that a worker was reached and verified, but refuses our key for
-	// the login name. A VM that is booting also does so, for some seconds.
+	// the login name. A booting VM does so for some seconds.
 	ErrKeyRefused = fault.New(fault.Permission, "key refused")
 
 	// ErrBooting reports a worker that is up but so far accepts only root.
@@ -38,8 +37,8 @@ var (
 	ErrClosed = fault.New(fault.Unavailable, "connection closed by us")
 )
 
-// A Stage is the step of connecting to a worker, or of starting a command there, that
-// failed.
+// A Stage is the step that failed, of connecting to a worker or of starting a command
+// there.
 type Stage string
 
 // The stages, in order.
@@ -60,20 +59,20 @@ func Answered(err error) bool {
 }
 
 // ConnectError reports that a worker could not be reached, or refused to start a command.
-// The worker has started nothing.
+// Nothing was started on the worker.
 type ConnectError struct {
 	Host  string // Conn.Name: "s0w3"
 	User  string
 	Stage Stage
-	Addr  string // last address that was tried, or empty
-	Tries int    // connection attempts made
+	Addr  string // last address tried, or ""
+	Tries int    // number of attempts to connect
 	Err   error
 
-	Advice string // what Hint returns
+	Advice string // the result of Hint
 }
 
-// Cause returns the text of the error without the parts that differ between workers:
-// name, address and number of tries.
+// Cause returns the text of the error without what differs between workers: name, address
+// and number of tries.
 func (e *ConnectError) Cause() string {
 	told := *e
 	told.Host, told.Addr, told.Tries = "", "", 0
@@ -140,18 +139,18 @@ func (e *ConnectError) Hint() string {
 	return e.Advice
 }
 
-// SourceAPI is the value of HostKeyError.Source for keys from the cloud's API.
+// SourceAPI is the HostKeyError.Source of keys from the cloud's API.
 const SourceAPI = "the cloud's API"
 
-// HostKeyError reports that a machine may not be the expected one, because its host key is
-// not the known one.
+// HostKeyError reports that a machine may not be the expected one: its host key is not the
+// known one.
 type HostKeyError struct {
 	Host    string   // Conn.Name
-	Pin     string   // identity to which the keys belong
+	Pin     string   // the machine to which the keys belong
 	Source  string   // where the known keys come from: SourceAPI, a file or a connection
 	Known   []string // "ssh-ed25519 SHA256:…"
-	Offered string   // the key that was offered, in the same form
-	Accept  string   // command that makes multihost accept the new key, or empty
+	Offered string   // the offered key, in the same form
+	Accept  string   // command with which the user accepts the new key, or ""
 
 	Confirmed    bool // the API knows the offered key
 	Contradicted bool // the API knows only other keys
@@ -177,8 +176,7 @@ func (e *HostKeyError) Cause() string {
 	return "the host key changed: " + e.Source + " has another one than the machine offers"
 }
 
-// Hint says what may have happened and names the one command that accepts the
-// new key.
+// Hint says what may have happened, and names the one command that accepts the new key.
 func (e *HostKeyError) Hint() string {
 	switch {
 	case e.Contradicted:

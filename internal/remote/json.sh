@@ -2,9 +2,9 @@
 # Reads JSON with bash alone, because a worker may have no program that does.
 
 # json_strings JSON PATH puts the texts at PATH of the object JSON into the array strings.
-# PATH has names, each after a slash. * stands for all elements of a list. If a value is
-# missing or is not a text, or a list is empty, the result is an empty text. Fails if JSON
-# is not a whole object. It ignores the escapes in texts to which PATH does not lead.
+# PATH has names, each after a slash; * stands for all elements of a list. A missing value,
+# a value that is no text, and an empty list give an empty text. Fails if JSON is not a
+# whole object. Ignores the escapes in texts that PATH does not reach.
 json_strings() {
   local - IFS=/ state=value depth=0 i=0 piece text tail
   local -a pieces want good=(1) open=('') mark=()
@@ -12,7 +12,7 @@ json_strings() {
   # shellcheck disable=SC2206 # names are meant
   want=(${2#/})
   strings=()
-  # If JSON is split at quotes, texts and other tokens alternate. Texts may be long.
+  # After a split at quotes, texts and other tokens alternate. Texts may be long.
   mapfile -d '"' -t pieces < <(printf %s "$1")
   while ((i < ${#pieces[@]})); do
     piece=${pieces[i++]}
@@ -88,7 +88,7 @@ json_end() {
   fi
 }
 
-# json_text puts $text, without escapes, into REPLY.
+# json_text puts $text into REPLY with its escapes resolved.
 json_text() {
   local part
   REPLY=

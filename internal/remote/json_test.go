@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-// json.sh reads the right values of JSON, wherever they are. It reads nothing from a text
+// json.sh must read the right values of JSON, wherever they are, and nothing from a text
 // that is not JSON.
 func TestJSONIsRead(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		json, path, want string // want "-": the text is not an object
+		json, path, want string // want "-": not an object
 	}{
 		{`{"access_token":"ya29.a-b_c","expires_in":3599,"token_type":"Bearer"}`, "/access_token", "ya29.a-b_c"},
 		{"{\n  \"name\": \"data\",\n  \"payload\": {\n    \"dataCrc32c\": \"1\",\n    \"data\": \"aGk=\"\n  }\n}\n", "/payload/data", "aGk="},
@@ -49,8 +49,7 @@ func TestJSONIsRead(t *testing.T) {
 	}
 }
 
-// readJSON makes bash print the values at the path. If the text is not JSON, it returns
-// "-".
+// readJSON lets bash print the values at the path. It returns "-" if the text is not JSON.
 func readJSON(t *testing.T, text, path, form string) string {
 	t.Helper()
 	cmd := exec.Command("bash", "--norc", "-c", JSON()+"\nset -u\nIFS= read -r -d '' json\nif json_strings \"$json\" \"$1\"; then printf \"$2\" \"${strings[@]}\"; else printf -- -; fi", "bash", path, form)
@@ -63,8 +62,7 @@ func readJSON(t *testing.T, text, path, form string) string {
 	return string(out)
 }
 
-// A path with * leads to all elements of a list. If the list is empty, it leads to an empty
-// text.
+// A path with * leads to all elements of a list, or to an empty text if there are none.
 func TestJSONOfListsIsRead(t *testing.T) {
 	t.Parallel()
 	const list = `{"a": [{"b": {"c": "1"}, "x": [0]}, {"x": "c", "b": {"c": "2"}}], "n": 3, "e": [], "s": "t\u003dr"}`

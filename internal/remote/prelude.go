@@ -9,11 +9,11 @@ var (
 	jsonFile string
 )
 
-// Prelude returns the beginning of every script that answers to us. It has the functions
-// that print the lines of an [Answer], and other functions that several packages use. The
-// first argument of such a script is the nonce of the Answer.
+// Prelude returns the beginning of every script that answers to us: the functions that
+// print the lines of an [Answer], and functions that several packages use. The first
+// argument of such a script is the nonce of the Answer.
 func Prelude() string { return preludeFile }
 
-// JSON returns functions that read JSON, because a worker may have no program for it. See
+// JSON returns functions that read JSON, because a worker may have no program for that. See
 // json.sh.
 func JSON() string { return jsonFile }

@@ -1,17 +1,17 @@
 #!/bin/bash
-# The beginning of every script that answers to a program. The first argument is the nonce.
-# This word marks the lines of the answer: lines that start-up files of the login print do
+# The beginning of every script that answers to a program. The first argument is the nonce,
+# a word that marks the lines of the answer: the output of the login's start-up files does
 # not have it. A line has the form
 #
 #   NONCE WORD REST
 #
-# The word says what the line is about. "error" says why the script failed. REST consists of
-# words, and the last one may contain spaces. Or it consists of fields separated by tabs,
-# see say_fields.
+# WORD says what the line is about. "error" says why the script failed. REST consists of
+# words, and the last one may contain spaces, or of fields separated by tabs (see
+# say_fields).
 #
 # The scripts run in an environment of their own, see environment.sh. Functions return texts
-# in REPLY, because that starts no process. If a program is needed, $(exec PROGRAM) starts
-# one process fewer than $(PROGRAM).
+# in REPLY, because that starts no process. $(exec PROGRAM) starts one process fewer than
+# $(PROGRAM).
 nonce=$1
 shift
 
@@ -39,12 +39,12 @@ fail() {
 # have NAME succeeds if there is a program called NAME.
 have() { type -P "$1" >/dev/null; }
 
-# now_ns puts the time by the worker's clock into REPLY. Every time in our scripts is in
+# now_ns puts the time of the worker's clock into REPLY. All times in our scripts are in
 # nanoseconds.
 now_ns() { REPLY=${EPOCHREALTIME/[.,]/}000; }
 
-# split TEXT puts the words of TEXT into the array fields. It uses no here-string: bash may
-# need a file in /tmp for that, and /tmp may be full.
+# split TEXT puts the words of TEXT into the array fields. A here-string may need a file in
+# /tmp, which may be full.
 split() {
   local - IFS=$' \t\n'
   set -f
@@ -52,15 +52,15 @@ split() {
   fields=($1)
 }
 
-# boot_id puts the id of the present boot of the kernel into REPLY. REPLY is empty if the
-# kernel has no id.
+# boot_id puts the id of the kernel's present boot into REPLY, or an empty text if it has
+# none.
 boot_id() {
   REPLY=
   { IFS= read -r REPLY <"${MULTIHOST_ROOT_PROC-}/proc/sys/kernel/random/boot_id"; } 2>/dev/null || :
 }
 
-# stat_of PID puts the fields of /proc/PID/stat, beginning with the state, into the array
-# fields. It fails if the process is dead.
+# stat_of PID puts the fields of /proc/PID/stat from the state on into the array fields.
+# Fails if the process is dead.
 stat_of() {
   local stat=''
   { IFS= read -r -d '' stat <"/proc/$1/stat"; } 2>/dev/null
@@ -70,8 +70,8 @@ stat_of() {
 }
 
 # start_of PID puts the start time of the process, in ticks, into REPLY. Together with the
-# boot id, this time distinguishes the process from a later one with the same number. It
-# fails if the process is dead.
+# boot id, it distinguishes the process from a later one with the same number. Fails if the
+# process is dead.
 start_of() {
   local fields
   REPLY=

@@ -15,16 +15,16 @@ import (
 )
 
 // A Program is a bash script for workers. A worker receives it once and keeps it under
-// ~/.multihost/kit. Later commands name it by its SHA-256. So do commands of other runners.
-// A runner uses a kept script only if the hash of the script was right when the runner
-// connected. A command runs the script only if it still has the right length. If a run
-// finds everything in place, it sends a few hundred bytes for each operation, not twenty
-// thousand. No command starts a process to hash its script.
+// ~/.multihost/kit. Later commands name it by its SHA-256, those of other runners, too. A
+// runner uses a kept script only if its hash was right when the runner connected. A command
+// runs it only if it still has the right length. If a run finds everything in place, an
+// operation sends a few hundred bytes, not twenty thousand. No command starts a process to
+// hash its script.
 //
-// A worker may not keep the script: its disk is full, nobody can write to the home, or
-// somebody cleans up. Then the script is sent again, which costs a round trip. From then
-// on, that Conn sends the script with each command, because it would be missing for most
-// commands.
+// A worker may be unable to keep the script: its disk is full, nobody can write to the
+// home, or somebody cleans up. Then the script is sent again, which costs a round trip.
+// From then on, that Conn sends the script with each command, because most commands would
+// miss it.
 type Program struct {
 	name  string
 	parts []string
@@ -34,9 +34,9 @@ type Program struct {
 	packed func() []byte
 }
 
-// NewProgram returns the script that consists of the parts, one after another. The worker's
-// process list shows it as "multihost-NAME". It runs in an environment of its own, see
-// [OwnEnvironment].
+// NewProgram returns the script made of the parts, one after another. The worker's process
+// list shows it as "multihost-NAME". It runs in an environment of its own (see
+// [OwnEnvironment]).
 func NewProgram(name string, parts ...string) *Program {
 	p := &Program{name: name, parts: parts}
 	p.text = sync.OnceValue(func() string { return strings.TrimRight(strings.Join(p.parts, "\n"), "\n") })
@@ -57,8 +57,8 @@ func NewProgram(name string, parts ...string) *Program {
 // Text returns the script.
 func (p *Program) Text() string { return p.text() }
 
-// Cmd returns the command that runs the script with args. stdin is the standard input of
-// the script, or nil. Run sends the script if the worker lacks it.
+// Cmd returns the command that runs the script with args. stdin is the script's standard
+// input, or nil. Run sends the script if the worker lacks it.
 func (p *Program) Cmd(stdin io.Reader, args ...string) Cmd {
 	return Cmd{Stdin: stdin, program: &programCall{p, args}}
 }
@@ -80,10 +80,10 @@ func (c Cmd) whole(keep bool) Cmd {
 	return c
 }
 
-// unkept is the digest that makes bootstrap.sh not keep the script.
+// unkept is the digest for a script that bootstrap.sh must not keep.
 const unkept = "-"
 
-// A programCall holds the Program and the arguments from which a Cmd was made.
+// A programCall is the Program and the arguments of a Cmd.
 type programCall struct {
 	*Program
 	args []string
@@ -93,8 +93,8 @@ func (c *programCall) line(size int, digest string) string {
 	return bash(bootstrap(), "multihost-"+c.name, append([]string{strconv.Itoa(size), digest}, c.args...))
 }
 
-// ahead returns a reader that reads first the compressed script and then input. If input
-// can be closed, the reader can be closed, too.
+// ahead returns a reader of the compressed script and then of input. It can be closed if
+// input can.
 func (p *Program) ahead(input io.Reader) io.Reader {
 	script := bytes.NewReader(p.packed())
 	if input == nil {
@@ -118,9 +118,9 @@ var (
 )
 
 // OwnEnvironment returns the beginning of every script of ours that a login shell starts.
-// It removes from the environment what start-up files of the login export, except for a
-// fixed list. It sets LC_ALL=C. environment.sh has the reasons. The bash that runs it must
-// have the options of [Bash].
+// It removes all variables that start-up files of the login export, except a fixed list,
+// and sets LC_ALL=C. environment.sh has the reasons. bash must run with the options of
+// [Bash].
 var OwnEnvironment = sync.OnceValue(func() string { return withoutComments(environmentFile) })
 
 // bootstrap returns the text of environment.sh and bootstrap.sh, without comments.
@@ -138,8 +138,8 @@ func withoutComments(script string) string {
 }
 
 // Bash returns the command line that runs the text of a bash script in an environment of
-// its own. args are the positional parameters of the script. The script is a part of the
-// command line, see [Script].
+// its own. args are its positional parameters. The script is a part of the command line
+// (see [Script]).
 func Bash(script string, args ...string) string {
 	return bash(OwnEnvironment()+script, "bash", args)
 }
@@ -149,9 +149,9 @@ func bash(script, name string, args []string) string {
 }
 
 const (
-	lacksStatus = 83 // exit status of bootstrap.sh when the script is missing; bootstrap.sh then also prints lacksText
+	lacksStatus = 83 // exit status of bootstrap.sh if the script is missing, after it has printed lacksText
 	lacksText   = "multihost-kit: lacks "
-	tornStatus  = 74 // exit status of bootstrap.sh when the script did not arrive whole
+	tornStatus  = 74 // exit status of bootstrap.sh if the script did not arrive whole
 )
 
 // ErrProgramGone reports a command that was not run: somebody has removed the kit of the
@@ -159,23 +159,22 @@ const (
 // Conn send the script.
 var ErrProgramGone = fault.New(fault.Unavailable, "~/.multihost/kit was removed on the worker")
 
-// A kit holds what is known about the scripts that a worker keeps. Its methods are safe for
+// A kit holds what is known about the scripts on a worker. Its methods are safe for
 // concurrent use.
 type kit struct {
 	mu      sync.Mutex
 	sums    map[string]bool   // SHA-256 hashes of the scripts
-	lacking map[*Program]bool // scripts that were missing although sums listed them
+	lacking map[*Program]bool // scripts that were missing although they were in sums
 }
 
-// has reports whether the worker has the script, as far as is known.
+// has reports whether the worker is known to have the script.
 func (k *kit) has(p *Program) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return !k.lacking[p] && k.sums[p.digest()]
 }
 
-// sent records that the script was sent to the worker. The next use shows whether the
-// worker has kept it.
+// sent records that the worker got the script. The next use shows whether it has kept it.
 func (k *kit) sent(p *Program) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -185,9 +184,8 @@ func (k *kit) sent(p *Program) {
 	k.sums[p.digest()] = true
 }
 
-// lacks records that a script was missing which the worker should have kept. From then on
-// each command sends the script. Otherwise a command whose input cannot be read again would
-// fail every second time.
+// lacks records that the worker has not kept a script. From then on each command sends it.
+// Otherwise every second command would fail whose input cannot be read again.
 func (k *kit) lacks(p *Program) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -201,8 +199,8 @@ func (k *kit) lacks(p *Program) {
 const mostKit = 100
 
 // found records which scripts the worker keeps. sums is the output of sha256sum for them,
-// on one line. A script whose name is not the beginning of its hash is ignored: it is no
-// longer ours.
+// on one line. A script whose name does not begin its hash is no longer ours, and is
+// ignored.
 func (k *kit) found(sums string) {
 	words := strings.Fields(sums)
 	kept := make(map[string]bool)
@@ -216,7 +214,7 @@ func (k *kit) found(sums string) {
 	k.sums = kept
 }
 
-// A replay wraps an input that may have to be read again from its beginning.
+// A replay is an input that may have to be read again from its beginning.
 type replay struct {
 	r    io.Reader
 	turn sync.Mutex // held while reading r, which may block for ever
@@ -224,16 +222,15 @@ type replay struct {
 	mu   sync.Mutex
 	kept []byte
 	err  error
-	over bool // r has delivered more than mostReplayed bytes; none are kept
+	over bool // r has delivered more than mostReplayed bytes, so none are kept
 }
 
-// mostReplayed is more than any operation sends before the worker answers. Only contents of
-// files are longer. The script that takes these has been used just before, so it is not
+// mostReplayed is more bytes than any operation sends before the worker answers, except
+// contents of files. The script that takes these was used just before, so it is not
 // missing.
 const mostReplayed = 16 << 10
 
-// reader returns a reader of the whole input. It returns nil if the beginning is no longer
-// kept.
+// reader returns a reader of the whole input, or nil if its beginning is no longer kept.
 func (p *replay) reader() io.Reader {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -255,8 +252,7 @@ func (r *replayReader) Read(b []byte) (int, error) {
 	p := r.of
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	// A Read of the previous session may have been in progress and may have delivered bytes
-	// meanwhile.
+	// A Read of the previous session may have delivered bytes meanwhile.
 	if n, err := r.known(b); n > 0 || err != nil {
 		return n, err
 	}
@@ -285,7 +281,7 @@ func (r *replayReader) known(b []byte) (int, error) {
 	return 0, p.err
 }
 
-// firstWords is a writer that passes everything on to w and keeps the beginning of it.
+// firstWords is a writer that passes everything on to w and keeps the beginning.
 type firstWords struct {
 	w    io.Writer // may be nil
 	text []byte

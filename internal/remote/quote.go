@@ -2,15 +2,14 @@ package remote
 
 import "strings"
 
-// Quote joins args into one line of POSIX shell words: a shell that reads the line sees
-// exactly args, byte for byte, whatever they contain. It does not change arguments that
-// have only plain characters, so that command lines stay readable. It puts everything else
-// between single quotes. All POSIX shells treat these alike, and so does bash (csh does
-// not).
+// Quote joins args into one line of POSIX shell words. A shell that reads the line sees
+// exactly args, byte for byte, whatever they contain. Arguments of plain characters stay as
+// they are, so that command lines are readable. All others get single quotes, which mean
+// the same to all POSIX shells and bash (not to csh).
 //
-// A NUL byte cannot be part of an argument of a Unix program, and a command line cannot
-// contain it. Quote keeps it, and the worker's shell drops it or drops the rest of the
-// line. So check for NUL where arguments come in.
+// An argument of a Unix program has no NUL byte, and neither has a command line. Quote
+// keeps a NUL, and the worker's shell drops it or the rest of the line. So check for NUL
+// where arguments come in.
 //
 // Quote is the only place in the project that builds a shell word.
 func Quote(args ...string) string {
@@ -24,8 +23,8 @@ func Quote(args ...string) string {
 	return b.String()
 }
 
-// CommandLine joins words into a line that a person can paste into a shell. It works like
-// Quote, but in a word --flag=value it quotes only the value, as people write it.
+// CommandLine joins words into a line that a person can paste into a shell. Unlike Quote,
+// it quotes only the value in a word --flag=value, as people do.
 func CommandLine(words ...string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -57,15 +56,14 @@ func quoteWord(b *strings.Builder, word string) {
 	b.WriteByte('\'')
 }
 
-// plainStart reports that no shell reads the word as an assignment. "A=1" as the first word
-// of a line would be an assignment, not a command.
+// plainStart reports that no shell takes the word for an assignment. "A=1" as the first
+// word of a line would be an assignment, not a command.
 func plainStart(word string) bool {
 	return !strings.Contains(word, "=")
 }
 
 // needsQuotes reports whether a word with r must be quoted. It lists the safe characters,
-// not the dangerous ones. Shells differ in the characters that they treat specially, but
-// they agree on these.
+// on which shells agree, not the special ones, on which they differ.
 func needsQuotes(r rune) bool {
 	switch {
 	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':

@@ -43,7 +43,7 @@ func TestCommandLineIsAsPeopleTypeIt(t *testing.T) {
 	}
 }
 
-// FuzzQuote proves that a real shell sees the same words as the arguments.
+// FuzzQuote proves that a real shell sees the arguments as they were.
 func FuzzQuote(f *testing.F) {
 	f.Add("echo\x00a b\x00")
 	f.Add("it's\x00$HOME\x00`id`\x00a\nb\x00\\\x00\"\x00")
@@ -52,7 +52,7 @@ func FuzzQuote(f *testing.F) {
 	f.Add("--flag=a b\x00--x;id=1\x00--=\x00--a='\x00--$(id)=$(id)")
 	shells := shells(f)
 	f.Fuzz(func(t *testing.T, joined string) {
-		// NUL cannot be part of an argument, so it separates arguments here.
+		// An argument cannot contain NUL, so NUL separates arguments here.
 		args := strings.Split(joined, "\x00")
 		if len(joined) > 32<<10 {
 			t.Skip("longer than what one argument of the test's shell may be")
@@ -69,7 +69,8 @@ func FuzzQuote(f *testing.F) {
 				}
 			}
 		}
-		// As the first word of a line, an argument is a command, whatever it looks like.
+		// As the first word of a line, an argument must be a command, whatever it looks
+		// like.
 		if word := args[0]; word != "" && !slices.Contains([]string{"[", ":", "."}, word) {
 			line := "f() { printf %s \"$1\"; }; f " + remote.Quote(word)
 			out, err := exec.Command(shells[0], "-c", line).Output()

@@ -20,9 +20,8 @@ type ShellConfig struct {
 	Name string // see Runner.Name
 	User string // see Conn.User
 
-	// Start starts a command that has a Line and was not made from a Program. If Cmd.Stdin
-	// is NoInput, it closes the command's standard input at once. For the rest, it promises
-	// what Conn.Start promises.
+	// Start starts a command that has a Line and no Program. If Cmd.Stdin is NoInput, it
+	// closes the command's standard input at once. Otherwise it does what Conn.Start does.
 	Start func(ctx context.Context, cmd Cmd) (Session, error)
 
 	// ReadOnly makes the Shell run only commands that change nothing (Cmd.ReadOnly).
@@ -42,7 +41,7 @@ type noInput struct{}
 
 func (noInput) Read([]byte) (int, error) { return 0, io.EOF }
 
-// A Shell adds to a connection that starts command lines: the result also runs Programs and
+// A Shell makes more of a connection that starts command lines: it also runs Programs and
 // knows the worker's clock. Implementations of Conn embed it. Its methods are safe for
 // concurrent use.
 type Shell struct {
@@ -51,7 +50,7 @@ type Shell struct {
 
 	mu      sync.Mutex
 	offset  time.Duration // see ClockOffset
-	greeted bool          // MeasureClock has succeeded once, so the login can run commands
+	greeted bool          // MeasureClock has succeeded, so the login can run commands
 }
 
 // NewShell returns a Shell. All fields of cfg are required.
@@ -97,7 +96,7 @@ func (s *Shell) run(ctx context.Context, cmd Cmd) (Status, error) {
 	return session.Wait()
 }
 
-// fail returns the error for a step of this connection that has failed.
+// fail returns the error for a failed step of this connection.
 func (s *Shell) fail(stage Stage, err error) *ConnectError {
 	return &ConnectError{Host: s.cfg.Name, User: s.cfg.User, Stage: stage, Err: err}
 }

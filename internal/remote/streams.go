@@ -8,20 +8,20 @@ import (
 	"multihost/internal/fault"
 )
 
-// ErrShut is the error of a Gate or an Intake that was shut.
+// ErrShut is the error of a Gate or an Intake after Shut.
 var ErrShut = fault.New(fault.Internal, "session is over")
 
-// A Gate is a writer that can be shut. It then stays shut. A Session writes the output of
-// its command through a Gate. So it can promise that nothing is written after Wait. Its
-// methods are safe for concurrent use.
+// A Gate is a writer that can be shut for good. A Session writes the output of its command
+// through Gates, so that nothing is written after Wait. Its methods are safe for concurrent
+// use.
 type Gate struct {
 	mu     sync.Mutex
 	w      io.Writer
 	closed bool
 }
 
-// NewGates returns the Gates for Stdout and Stderr of a command. If both are the same
-// writer, it returns one Gate twice.
+// NewGates returns the Gates for Stdout and Stderr of a command: one Gate twice if both are
+// the same writer.
 func NewGates(cmd Cmd) (out, errs *Gate) {
 	out = newGate(cmd.Stdout)
 	if sameWriter(cmd.Stdout, cmd.Stderr) {
@@ -48,15 +48,15 @@ func (g *Gate) Write(p []byte) (int, error) {
 	return g.w.Write(p)
 }
 
-// Shut ends the writing. It waits for a Write that is in progress.
+// Shut ends the writing. It waits for a Write in progress.
 func (g *Gate) Shut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
 }
 
-// sameWriter reports whether two writers are equal. If the types cannot be compared, it
-// returns false.
+// sameWriter reports whether two writers are equal. It returns false for types that cannot
+// be compared.
 func sameWriter(a, b io.Writer) (same bool) {
 	defer func() {
 		if recover() != nil {
@@ -66,8 +66,8 @@ func sameWriter(a, b io.Writer) (same bool) {
 	return a == b
 }
 
-// An Intake is a reader that can be shut. It then stays shut. A Session reads the input of
-// its command through one. One goroutine reads. Others may call Shut meanwhile.
+// An Intake is a reader that can be shut for good. A Session reads the input of its command
+// through one. One goroutine reads. Others may call Shut meanwhile.
 type Intake struct {
 	r    io.Reader
 	idle chan struct{} // closed when nobody reads any more
@@ -75,8 +75,7 @@ type Intake struct {
 	once sync.Once
 }
 
-// NewIntake returns an Intake that reads from r. When the reader has finished, it calls
-// Done.
+// NewIntake returns an Intake that reads from r. Its reader calls Done at the end.
 func NewIntake(r io.Reader) *Intake {
 	return &Intake{r: r, idle: make(chan struct{}), over: make(chan struct{})}
 }
@@ -94,12 +93,12 @@ func (in *Intake) Read(p []byte) (int, error) {
 // Done says that nobody reads any more. Call it once.
 func (in *Intake) Done() { close(in.idle) }
 
-// inputGrace is how long Shut waits for a Read that is in progress. Readers of files and
-// memory do not need this time. A reader may wait for a person. It must not delay the end
-// of a command that did not want its input.
+// inputGrace is how long Shut waits for a Read in progress. Files and memory need no such
+// time. A reader may wait for a person, and must not delay the end of a command that did
+// not want its input.
 const inputGrace = time.Second
 
-// Shut ends the reading. It waits at most a second for a Read that is in progress.
+// Shut ends the reading. It waits at most a second for a Read in progress.
 func (in *Intake) Shut() {
 	in.once.Do(func() { close(in.over) })
 	select {
