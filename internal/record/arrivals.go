@@ -29,21 +29,21 @@ const (
 	arrivalLeast = 5 * time.Millisecond
 )
 
-// ArrivalsPath returns the path of a file beside a worker's local log. The file says when
-// the bytes of the log arrived here. Its name begins with a dot. So programs that read all
+// ArrivalsPath returns the path of a file beside a worker's local log that says when the
+// log's bytes arrived here. Its name begins with a dot, so that programs that read all
 // files in a directory of logs do not see it.
 func ArrivalsPath(dir string, id tpu.WorkerID) string {
 	return filepath.Join(dir, fmt.Sprintf(".arrivals_slice_%04d_worker_%04d", id.Slice, id.Worker))
 }
 
-// LogNames are patterns for the names of files and directories that commands make in a
-// directory of logs: those of LogPath, of ArrivalsPath, and of the stacks that dump writes.
+// LogNames are patterns for what commands make in a directory of logs: the files of LogPath
+// and of ArrivalsPath, and the stacks from dump.
 var LogNames = []string{"output_slice_*.txt", ".arrivals_slice_*", "stacks-*"}
 
 // An ArrivalWriter writes the index of arrivals of one log while the log is copied to this
 // machine. An entry has a time in milliseconds and the offset of the first byte that came
-// then. The first entry of each writer is absolute ("@TIME OFFSET"). The others have only
-// the difference to the previous entry. So the index of a day of steady output is smaller
+// then. The first entry of each writer is absolute ("@TIME OFFSET"), the others are
+// differences to the previous entry. So the index for a day of steady output is smaller
 // than 1 MB.
 //
 // The run does not need the index. If the index cannot be written, it ends. The file is
@@ -55,10 +55,10 @@ type ArrivalWriter struct {
 	begun, failed bool
 	at            int64 // time of the last entry, in milliseconds
 	offset        int64
-	saved         int64 // time without an entry, in milliseconds; later entries may use it up
+	saved         int64 // time without an entry, in milliseconds, for later entries to use up
 }
 
-// Mark notes that the bytes from offset arrive now.
+// Mark notes that the bytes from offset on arrive now.
 func (w *ArrivalWriter) Mark(offset int64) {
 	if w == nil || w.failed {
 		return
@@ -75,7 +75,7 @@ func (w *ArrivalWriter) Mark(offset int64) {
 	if !w.begun {
 		line = fmt.Appendf(nil, "\n@%d %d\n", at, offset) // the previous line may be cut off
 	}
-	if !w.begun && offset == 0 { // the existing entries are about an earlier log, which no longer exists
+	if !w.begun && offset == 0 { // the existing entries are about an earlier log that is gone
 		_ = os.Remove(w.Path)
 	}
 	if err := appendTo(w.Path, line); err != nil {
@@ -94,17 +94,16 @@ func appendTo(path string, data []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// Arrivals say when the bytes of a log arrived here. They keep only the entries that the
-// shown bytes need. A log of several days has very many entries, and there may be thousands
-// of logs.
+// Arrivals say when the bytes of a log arrived here. They keep only the entries for the
+// shown bytes: a log of several days has very many, and there may be thousands of logs.
 type Arrivals struct {
 	from  int64 // no byte before this offset is shown
-	after int64 // no byte is shown that came before this time, in milliseconds
+	after int64 // no byte that came before this time is shown, in milliseconds
 
 	entries []arrival
 	first   int64     // offset of the very first entry
-	Known   int64     // number of bytes in the local copy; bytes after them arrive now
-	last    time.Time // time of the newest arrival, if Known > 0 and there is no entry
+	Known   int64     // size of the local copy; later bytes arrive now
+	last    time.Time // time of the newest arrival, if Known > 0 and there are no entries
 }
 
 type arrival struct {
@@ -112,8 +111,8 @@ type arrival struct {
 	offset int64
 }
 
-// newArrivals returns arrivals for a part of a log: the bytes after the offset from, as far
-// as they came at the time since or later. If since is zero, their time does not matter.
+// newArrivals returns arrivals for the bytes after the offset from that came at the time
+// since or later, or at any time if since is zero.
 func newArrivals(from int64, since time.Time) *Arrivals {
 	a := &Arrivals{from: from, after: math.MinInt64}
 	if !since.IsZero() {
@@ -122,12 +121,12 @@ func newArrivals(from int64, since time.Time) *Arrivals {
 	return a
 }
 
-// afterOf returns the time up to which entries are too old to be needed for the time since.
+// afterOf returns the time up to which entries are too old for the time since.
 func afterOf(since time.Time) int64 { return since.Add(-arrivalEvery).UnixMilli() }
 
-// ReadArrivals reads the index of the local log in dir. It is for the bytes after the
-// offset from, as far as they came at the time since or later. If a log has no index, only
-// the time of its last byte is known.
+// ReadArrivals reads the index of the local log in dir, for the bytes after the offset from
+// that came at the time since or later. Of a log without an index, only the time of the
+// last byte is known.
 func ReadArrivals(dir string, id tpu.WorkerID, from int64, since time.Time) (*Arrivals, error) {
 	a := newArrivals(from, since)
 	if dir == "" {
@@ -180,8 +179,8 @@ func (a *Arrivals) parse(r io.Reader) error {
 }
 
 // add appends an entry. If two commands have copied the same bytes, the first arrival
-// counts. If a clock was set back, the time of the previous entry is kept. So the times of
-// a log never go back.
+// counts. If a clock was set back, the previous entry's time is kept, so that times never
+// go back.
 func (a *Arrivals) add(e arrival) {
 	if n := len(a.entries); n > 0 {
 		before := a.entries[n-1]
@@ -198,8 +197,8 @@ func (a *Arrivals) add(e arrival) {
 	a.entries = append(a.entries, e)
 }
 
-// Unknown returns how many bytes of the local copy arrived at an unknown time. These are
-// the bytes before the first entry.
+// Unknown returns how many bytes of the local copy arrived at an unknown time: those before
+// the first entry.
 func (a *Arrivals) Unknown() int64 {
 	if len(a.entries) > 0 {
 		return min(a.first, a.Known)
@@ -207,9 +206,8 @@ func (a *Arrivals) Unknown() int64 {
 	return a.Known
 }
 
-// At returns when the byte at offset arrived. If the byte is not here yet, it returns now.
-// If the time of the byte is not known, At returns a later time at which the byte was
-// already here.
+// At returns when the byte at offset arrived. It returns now for a byte that is not here
+// yet. If the time is unknown, it returns a later time at which the byte was here already.
 func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	switch i := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].offset > offset }); {
 	case offset >= a.Known:
@@ -222,8 +220,8 @@ func (a *Arrivals) At(offset int64, now time.Time) time.Time {
 	return a.last
 }
 
-// Since returns an offset. No byte before it arrived at the time since or later. Some bytes
-// after the offset may have arrived before that time, but at most arrivalEvery before it.
+// Since returns an offset before which no byte arrived at the time since or later. Bytes
+// after it may have arrived earlier than since, but at most arrivalEvery earlier.
 func (a *Arrivals) Since(since time.Time) int64 {
 	if len(a.entries) == 0 {
 		if a.last.Before(since) {

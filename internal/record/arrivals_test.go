@@ -13,7 +13,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestArrivals writes a log as a follower does and asks when its bytes arrived.
+// TestArrivals writes a log as a follower does, and asks when its bytes arrived.
 func TestArrivals(t *testing.T) {
 	dir, id := t.TempDir(), tpu.WorkerID{Slice: 1, Worker: 2}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -39,9 +39,9 @@ func TestArrivals(t *testing.T) {
 	if err := appendTo(ArrivalsPath(dir, id), []byte("12")); err != nil {
 		t.Fatal(err)
 	}
-	w = writer()               // another command goes on
+	w = writer()               // another command continues
 	wrote(time.Minute, 10)     // 130, at 70.3 s
-	wrote(-30*time.Second, 10) // the clock has been set back; the time stays at 140
+	wrote(-30*time.Second, 10) // the clock was set back; the time stays at 140
 	wrote(100*time.Second, 1)  // 150, at 140.3 s
 	now = now.Add(time.Hour)
 	a, err := ReadArrivals(dir, id, 0, time.Time{})
@@ -70,8 +70,8 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfSteadyOutput checks that an index grows by one entry a second at the most,
-// however fast the output is.
+// TestArrivalsOfSteadyOutput: an index grows by one entry a second at most, however fast
+// the output is.
 func TestArrivalsOfSteadyOutput(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "index")
 	now := time.Now()
@@ -136,7 +136,7 @@ func TestArrivalsWithoutIndex(t *testing.T) {
 	}
 }
 
-// TestLogNames: a run does not ship the files that commands write into a directory of logs.
+// TestLogNames: no run ships the files that commands write into a directory of logs.
 func TestLogNames(t *testing.T) {
 	id := tpu.WorkerID{Slice: 12345, Worker: 2}
 	for _, at := range []string{LogPath("d", id), ArrivalsPath("d", id), "d/stacks-20260102T030405Z"} {
@@ -149,8 +149,8 @@ func TestLogNames(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfWhatIsShown: for the end of a long log, few entries are kept. They give the
-// same times for it as all entries.
+// TestArrivalsOfWhatIsShown: for the end of a long log, few entries are kept. They must
+// give the same times as all entries.
 func TestArrivalsOfWhatIsShown(t *testing.T) {
 	begin := time.UnixMilli(1_700_000_000_000)
 	var index bytes.Buffer
@@ -193,7 +193,7 @@ func TestArrivalsOfWhatIsShown(t *testing.T) {
 				t.Fatalf("since %v: byte %d came at %v, want %v", after, offset, got, want)
 			}
 		}
-		// If the last lines are requested as well, the later of the two beginnings counts.
+		// If the last lines are requested, too, the later of the two beginnings counts.
 		if both := max(read(60_000, since).Since(since), 60_000); both != max(want, 60_000) {
 			t.Errorf("since %v, the last lines: from %d on, want %d", after, both, max(want, 60_000))
 		}

@@ -19,13 +19,12 @@ import (
 )
 
 // A Keeper records on this machine what a command does: the journal of its run, the files
-// that it writes, and the fact that it is following a run. It must not be used
-// concurrently.
+// that it writes, and that it is following a run. It must not be used concurrently.
 type Keeper struct {
 	Of       *stage.Invocation
 	StateDir string           // holds runs/<run>/run.json and, by default, the logs
-	Owner    string           // "user@machine" of the runner; it is written into the record of every run
-	Journal  *journal.Journal // a part of the sink. A command that starts or follows a run opens it; nil: there is no journal
+	Owner    string           // "user@machine" of the runner, for the record of every run
+	Journal  *journal.Journal // a part of the sink; opened by a command that starts or follows a run; nil: there is no journal
 
 	// ExitStatus returns the exit status of the program for an error, for the summary
 	// of a run.
@@ -34,8 +33,8 @@ type Keeper struct {
 	present *presence // nil: this command copies no logs
 }
 
-// OpenJournal starts the run's journal. If it cannot open the journal, the run continues
-// and the user is warned.
+// OpenJournal starts the run's journal. If it cannot, the run continues and the user is
+// warned.
 func (k *Keeper) OpenJournal(run, command string, env []config.EnvVar) {
 	k.ComeTo(run)
 	var secrets []string
@@ -64,9 +63,8 @@ func (k *Keeper) CloseJournal(out stage.Outcome, err error) {
 	k.Journal.Close(end)
 }
 
-// A presence is a lock. It tells other commands on this machine that a command is copying
-// the logs of a run to this machine. It ends with the process, in whatever way the process
-// ends.
+// A presence is a lock that tells other commands on this machine that a command is copying
+// a run's logs. It ends with the process, in whatever way that ends.
 type presence struct {
 	run  string
 	file *os.File
@@ -78,7 +76,7 @@ func PresencePath(stateDir, run string) string {
 }
 
 // ComeTo takes the lock that says that this command follows a run. CloseJournal releases
-// it. Calling it again for the same run does nothing.
+// it. Another call for the same run does nothing.
 func (k *Keeper) ComeTo(run string) {
 	if k.present != nil && k.present.run == run {
 		return
@@ -95,7 +93,7 @@ func (k *Keeper) ComeTo(run string) {
 			file.Close()
 		}
 	}
-	if err != nil { // an onlooker then also reads from the workers, but takes no byte twice
+	if err != nil { // other commands then read from the workers, too, but take no byte twice
 		event.Notef(k.Of.Sink, event.Debug, "", "lock %s: %v", path, err)
 		return
 	}
@@ -110,9 +108,9 @@ func (k *Keeper) leaveRun() {
 	}
 }
 
-// Claim makes this process the only runner of a job on this machine. That ends when release
-// is called or the process ends. Two runners would both start the next attempt and both
-// delete the slices.
+// Claim makes this process the only runner of a job on this machine, until release is
+// called or the process ends. Two runners would both start the next attempt and both delete
+// the slices.
 func (k *Keeper) Claim(job string) (release func(), err error) {
 	path := filepath.Join(k.StateDir, "runners", job)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -150,8 +148,7 @@ func (k *Keeper) Claim(job string) (release func(), err error) {
 	}
 }
 
-// Remember records a directory that a command is going to fill, and to which nobody else
-// writes.
+// Remember records a directory that a command is going to fill and nobody else writes to.
 func (k *Keeper) Remember(by, dir string) {
 	k.notRemembered(KeepWritten(k.StateDir, by, codesync.Written{Path: filepath.Dir(dir), Names: []string{filepath.Base(dir)}}))
 }
@@ -188,7 +185,7 @@ func (k *Keeper) notRemembered(err error) {
 }
 
 // MakeLogs calls make to create the directory that the user named for logs. Later runs
-// still ship the other files in that directory.
+// still ship other files in it.
 func (k *Keeper) MakeLogs(by, dir string, make func() error) error {
 	made := MissingAbove(dir)
 	if err := make(); err != nil {

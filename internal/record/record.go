@@ -1,17 +1,16 @@
 // Package record keeps what this machine knows about a run: run.json with its attempts, the
-// copied logs, and when their lines arrived. The workers hold the truth. A record only
+// copied logs, and when their lines arrived. The workers hold the truth; a record only
 // saves calls to them.
 //
 // # Decisions
 //
 //   - The times at which lines arrived are beside the log, not in it. So the log stays as
-//     the command has written it, and the workers need not record times. If nobody here
-//     followed a log, it has no times. Then logs says that it shows the time of the copy.
+//     the command wrote it, and the workers need not record times. If nobody here followed
+//     a log, it has no times, and the command logs says that it shows the time of the copy.
 //   - run.json names the slices by id. So attach and stop mean the same machines with the
 //     same numbers, whatever has happened since.
 //   - A command that copies logs to this machine holds a shared lock (runs/<run>/present)
-//     until it ends, in whatever way it ends. While a command holds it, top reads the files
-//     and asks no worker.
+//     until it ends, in whatever way. Meanwhile, top reads the files and asks no worker.
 package record
 
 import (
@@ -34,8 +33,8 @@ import (
 
 // A Cluster is the Kubernetes cluster in whose pods a run is.
 type Cluster struct {
-	Name       string   `json:"name,omitempty"`       // of a cluster of GKE in the project and region; or
-	Kubeconfig []string `json:"kubeconfig,omitempty"` // files that name it
+	Name       string   `json:"name,omitempty"`       // cluster of GKE in the project and region; or
+	Kubeconfig []string `json:"kubeconfig,omitempty"` // files that describe the cluster
 	Context    string   `json:"context,omitempty"`    // in these files
 	Namespace  string   `json:"namespace"`
 }
@@ -60,24 +59,24 @@ type Record struct {
 	LogDir  string    `json:"log_dir"`
 	Ended   bool      `json:"ended,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
-	Cut     bool      `json:"cut,omitempty"` // a log on this machine has only its beginning, because the disk was full
+	Cut     bool      `json:"cut,omitempty"` // a log here has only its beginning, because the disk was full
 
-	// Work identifies the command, its environment and its code: if two attempts have the
-	// same Work, they do the same. It does not contain values of secrets. "" means that it
-	// was not recorded.
+	// Work identifies the command, its environment and its code: attempts with the same
+	// Work do the same. It contains no values of secrets. "" means that it was not
+	// recorded.
 	Work string `json:"work,omitempty"`
 
-	// Removing says that the run has succeeded with whole logs. Its job then deletes the
-	// slices, and has not yet recorded that this is done.
+	// Removing says that the run has succeeded with whole logs, so that its job deletes the
+	// slices. The job has not recorded yet that this is done.
 	Removing bool `json:"removing,omitempty"`
 
-	// SecretEnv names the variables of the command whose values are replaced by a mask
-	// where its output is shown. The values are stored nowhere.
+	// SecretEnv names the variables of the command whose values have a mask where its
+	// output is shown. The values are stored nowhere.
 	SecretEnv []string `json:"secret_env,omitempty"`
 
 	// KeepGoing says that the runner does not stop the other workers after a failure on
-	// one. This holds for --fail-fast=false, and for a job without runner, whose workers
-	// stop each other.
+	// one: with --fail-fast=false, and for a job without runner, whose workers stop each
+	// other.
 	KeepGoing bool `json:"keep_going,omitempty"`
 
 	Bucket    string `json:"bucket,omitempty"` // bucket of a job without runner
@@ -85,15 +84,14 @@ type Record struct {
 
 	Attempts []PastAttempt `json:"attempts,omitempty"` // oldest first; the last one has the number Attempt
 
-	Unseen *Unseen `json:"-"` // for a run that was found on workers: the parts of it that nobody could look at; nil: there are none
+	Unseen *Unseen `json:"-"` // for a run found on workers: the parts that nobody could look at; nil: none
 }
 
-// Unseen describes what this machine does not know about a run that it found by asking
-// slices.
+// Unseen is what this machine does not know about a run that it found by asking slices.
 type Unseen struct {
-	Slices []string // slices that may have a part of the run and could not be asked, each with the reason if it is known
-	Of     int      // number of slices of the run; 0: not known
-	Gone   int      // how many of them no longer exist, or do not know the run
+	Slices []string // slices that may have a part of the run and could not be asked, with the reason if it is known
+	Of     int      // number of slices of the run; 0: unknown
+	Gone   int      // how many of them do not exist any more or do not know the run
 	Err    error    // why slices did not answer, or nil
 }
 
@@ -101,14 +99,14 @@ type Unseen struct {
 type PastAttempt struct {
 	Attempt int       `json:"attempt"`
 	Begin   time.Time `json:"begin"`
-	End     time.Time `json:"end,omitzero"` // zero: not seen
+	End     time.Time `json:"end,omitzero"` // zero: unknown
 	Cause   string    `json:"cause,omitempty"`
 	Why     string    `json:"why,omitempty"`
 	Code    int       `json:"exit_code,omitempty"`
 	Again   bool      `json:"again,omitempty"` // another attempt should follow
 	LogDir  string    `json:"log_dir"`
 	Cut     bool      `json:"cut,omitempty"`    // as in Record
-	Slices  []string  `json:"slices,omitempty"` // ids of the slices on which it ran
+	Slices  []string  `json:"slices,omitempty"` // ids of its slices
 }
 
 // Over reports whether the run has ended, was followed to its end, and will not start
@@ -118,8 +116,8 @@ func (r *Record) Over() bool {
 	return r.Ended && (last < 0 || !r.Attempts[last].Again)
 }
 
-// BeginAttempt adds the record's current attempt to Attempts. If this command takes over an
-// attempt, the attempt is already there and is not added again.
+// BeginAttempt adds the record's current attempt to Attempts, unless this command takes
+// over an attempt that is there already.
 func (r *Record) BeginAttempt(now time.Time) {
 	if n := len(r.Attempts); n > 0 && r.Attempts[n-1].Attempt == r.Attempt && r.Attempts[n-1].LogDir == r.LogDir {
 		return
@@ -127,16 +125,15 @@ func (r *Record) BeginAttempt(now time.Time) {
 	r.Attempts = append(r.Attempts, PastAttempt{Attempt: r.Attempt, Begin: now.UTC(), LogDir: r.LogDir, Slices: SliceIDs(r.Slices)})
 }
 
-// Place returns the directory for the logs of an attempt on the given slices. It is dir,
-// unless dir has the logs of another attempt. Two attempts may have the same number: when
-// slices are gone, a runner on another machine does not know how many attempts ran on them.
-// If this command takes over an attempt, the attempt keeps its directory, unless the user
-// has typed dir.
+// Place returns the directory for the logs of an attempt on the given slices: dir, unless
+// dir has the logs of another attempt. Two attempts may have the same number: when slices
+// are gone, a runner on another machine does not know how many attempts ran on them. An
+// attempt that this command takes over keeps its directory, unless the user has typed dir.
 func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	taken := false
 	for _, a := range r.Attempts {
 		known := a.Slices
-		if known == nil && a.Attempt == r.Attempt { // a version that did not record slices has written this
+		if known == nil && a.Attempt == r.Attempt { // from a version that did not record slices
 			known = SliceIDs(r.Slices)
 		}
 		switch {
@@ -158,7 +155,7 @@ func (r *Record) Place(attempt int, on []Slice, dir string, typed bool) string {
 	return filepath.Join(dir, fmt.Sprintf("attempt-%d-%s", attempt, on[0].UID))
 }
 
-// SliceIDs returns the ids of slices. For hosts that no cloud knows, it returns nil.
+// SliceIDs returns the ids of slices, or nil for hosts that no cloud knows.
 func SliceIDs(all []Slice) (ids []string) {
 	for _, s := range all {
 		if s.UID != "" {
@@ -175,9 +172,9 @@ func (r *Record) EndAttempt(e event.AttemptEnd, now time.Time) {
 	last.Cut = r.Cut
 }
 
-// LogDirOf returns the directory of an attempt's local logs. It returns "" if this machine
-// does not know it. ended reports that the attempt was followed to its end and that its
-// logs are whole. Then the logs will not grow.
+// LogDirOf returns the directory of an attempt's local logs, or "" if this machine does not
+// know it. ended reports that the attempt was followed to its end and that its logs are
+// whole, so that they will not grow.
 func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 	if attempt == r.Attempt {
 		return r.LogDir, r.Ended && !r.Cut
@@ -191,9 +188,9 @@ func (r *Record) LogDirOf(attempt int) (dir string, ended bool) {
 }
 
 // LogDirOn returns the directory of the local logs of an attempt on the slices with these
-// ids. It returns "" if this machine does not know it. Two attempts on different slices may
-// have the same number, see Place. If the record does not name the slices of an attempt,
-// LogDirOn assumes that they are the given ones.
+// ids, or "" if this machine does not know it. Two attempts on different slices may have
+// the same number (see Place). If the record does not name the slices of an attempt, they
+// count as the given ones.
 func (r *Record) LogDirOn(attempt int, ids []string) string {
 	for _, a := range slices.Backward(r.Attempts) {
 		known := a.Slices
@@ -230,8 +227,8 @@ func SlicesOf(all []tpu.Slice) []Slice {
 	return recorded
 }
 
-// Workers returns how many workers each slice of a run has, from this machine's record of
-// the run. It returns nil if there is no record.
+// Workers returns how many workers each slice of a run has, from this machine's record, or
+// nil without a record.
 func Workers(stateDir, run string) ([]int, error) {
 	rec, err := LoadRecord(stateDir, run)
 	if err != nil || rec == nil {
@@ -259,8 +256,8 @@ func RecordDir(stateDir, run string, attempt int) string {
 	return AttemptDir(RunDir(stateDir, run), attempt)
 }
 
-// AttemptDir returns the directory for an attempt's logs. That is dir for the first
-// attempt, and a subdirectory for a later one.
+// AttemptDir returns the directory for an attempt's logs: dir for the first attempt, a
+// subdirectory for a later one.
 func AttemptDir(dir string, attempt int) string {
 	if attempt <= 1 {
 		return dir
@@ -296,8 +293,8 @@ func (r *Record) Save(stateDir string) error {
 	return nil
 }
 
-// SaveAhead saves the record before it is certain that its content will become true. undo
-// restores the old record and is never nil.
+// SaveAhead saves the record before it is certain that its content will become true. undo,
+// which is never nil, restores the old record.
 func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
 	old, err := LoadRecord(stateDir, r.Run)
 	if err == nil {
@@ -323,7 +320,7 @@ func Removed(stateDir, run string) error {
 	return rec.Save(stateDir)
 }
 
-// LoadRecord returns the record of a run, or nil when this machine has none.
+// LoadRecord returns the record of a run, or nil if this machine has none.
 func LoadRecord(stateDir, run string) (*Record, error) {
 	if err := config.CheckRunName(run); err != nil { // the name is part of the path
 		return nil, &stage.Error{Stage: stage.Input, Text: err.Error(), Err: err, Advice: "list the runs with: multihost ps --all"}
@@ -342,9 +339,8 @@ func LoadRecord(stateDir, run string) (*Record, error) {
 	return &r, nil
 }
 
-// LocalRecords returns the records on this machine, sorted by name of the run. It leaves
-// out a record that cannot be read. The user sees the error when asking for the run by its
-// name.
+// LocalRecords returns the records on this machine, sorted by name of the run, without
+// unreadable ones. The user sees the error when asking for the run by its name.
 func LocalRecords(stateDir string) []*Record {
 	paths, _ := filepath.Glob(RecordPath(stateDir, "*"))
 	var all []*Record
@@ -356,8 +352,7 @@ func LocalRecords(stateDir string) []*Record {
 	return all
 }
 
-// LastLocalAttempt returns the highest number of an attempt that this machine knows of. It
-// returns 0 if it knows none.
+// LastLocalAttempt returns the highest number of an attempt that this machine knows, or 0.
 func LastLocalAttempt(stateDir, run string) int {
 	r, err := LoadRecord(stateDir, run)
 	if err != nil || r == nil {
@@ -370,7 +365,7 @@ func LastLocalAttempt(stateDir, run string) int {
 	return last
 }
 
-// CheckLogDir returns the error that MakeLogDir would return, but makes nothing.
+// CheckLogDir returns the error that MakeLogDir would return, and makes nothing.
 func (r *Record) CheckLogDir() error {
 	dir := r.LogDir
 	for {
@@ -395,10 +390,10 @@ func (r *Record) CheckLogDir() error {
 	}
 }
 
-// elsewhere is the advice if a directory cannot take logs.
+// elsewhere is the advice about a directory that cannot take logs.
 const elsewhere = "choose another place with --log-dir=DIR, or with --state-dir=DIR for records and logs"
 
-// MakeLogDir makes the log directory. It then creates a file in it as a test.
+// MakeLogDir makes the log directory, and creates a file in it as a test.
 func (r *Record) MakeLogDir() error {
 	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
 		return &stage.Error{Stage: stage.Local, Text: err.Error(), Err: err, Advice: elsewhere}
@@ -411,8 +406,7 @@ func (r *Record) MakeLogDir() error {
 	return os.Remove(probe.Name())
 }
 
-// Unused returns an error if the log directory already has logs. Otherwise the logs of two
-// runs would be mixed.
+// Unused returns an error if the log directory has logs: those of two runs would be mixed.
 func (r *Record) Unused() error {
 	if old, _ := filepath.Glob(filepath.Join(r.LogDir, "output_slice_*.txt")); len(old) > 0 {
 		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("%q has the logs of another run", r.LogDir), Advice: "name another directory with --log-dir=DIR"}
@@ -420,7 +414,7 @@ func (r *Record) Unused() error {
 	return nil
 }
 
-// AttemptEvent returns the event that describes the record's attempt.
+// AttemptEvent returns the event for the record's attempt.
 func (r *Record) AttemptEvent() event.Attempt {
 	e := event.Attempt{Run: r.Run, Attempt: r.Attempt, Command: r.Command, Begin: r.Created, Workers: r.Workers, LogDir: r.LogDir}
 	for _, s := range r.Slices {
@@ -432,7 +426,7 @@ func (r *Record) AttemptEvent() event.Attempt {
 // LogPath returns the path of one worker's local log file.
 func (r *Record) LogPath(id tpu.WorkerID) string { return LogPath(r.LogDir, id) }
 
-// Have returns the number of bytes in the local file of a worker's log.
+// Have returns the size of the local file of a worker's log.
 func (r *Record) Have(id tpu.WorkerID) int64 {
 	info, err := os.Stat(r.LogPath(id))
 	if err != nil {
@@ -441,8 +435,7 @@ func (r *Record) Have(id tpu.WorkerID) int64 {
 	return info.Size()
 }
 
-// LogPath returns the path for a worker's log. The name is the one that MaxText's runner
-// uses.
+// LogPath returns the path for a worker's log. MaxText's runner uses the same name.
 func LogPath(dir string, id tpu.WorkerID) string {
 	return filepath.Join(dir, fmt.Sprintf("output_slice_%04d_worker_%04d.txt", id.Slice, id.Worker))
 }

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Two attempts with one number, which ran on different slices, have their logs in different
-// places.
+// Two attempts with one number on different slices have their logs in different places.
 func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 	on := func(uids ...string) (all []Slice) {
 		for _, uid := range uids {
@@ -50,8 +49,8 @@ func TestLogsOfTwoAttemptsAreApart(t *testing.T) {
 	}
 }
 
-// The next attempt gets a number that no attempt on this machine has had. This holds even
-// if the attempt that was followed last has a lower number.
+// The next attempt gets a number that no attempt on this machine has had, even if the
+// attempt that was followed last has a lower one.
 func TestNumbersOfAttemptsOnlyGrow(t *testing.T) {
 	dir := t.TempDir()
 	rec := &Record{Run: "m", Attempt: 2, Slices: []Slice{{Name: "m", UID: "a"}}, LogDir: "/logs/attempt-2"}
@@ -91,9 +90,9 @@ func TestARecordIsSavedByManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestLogsOfOtherSlicesAreNotThoseOfAnAttempt has two attempts with the number 1. Two
-// machines make such attempts if the slices of the first attempt are gone before the second
-// one begins.
+// TestLogsOfOtherSlicesAreNotThoseOfAnAttempt has two attempts with the number 1, as two
+// machines make them if the slices of the first attempt are gone before the second one
+// begins.
 func TestLogsOfOtherSlicesAreNotThoseOfAnAttempt(t *testing.T) {
 	t.Parallel()
 	rec := &Record{Attempt: 1, LogDir: "now", Slices: []Slice{{UID: "3"}, {UID: "4"}},

@@ -8,8 +8,8 @@ import (
 	"multihost/internal/codesync"
 )
 
-// In WrittenDir, this machine records which files commands have written at places that the
-// user chose.
+// WrittenDir is where this machine records which files commands have written at places that
+// the user chose.
 func WrittenDir(stateDir string) string {
 	if stateDir == "" {
 		return ""
@@ -17,19 +17,19 @@ func WrittenDir(stateDir string) string {
 	return filepath.Join(stateDir, "written")
 }
 
-// Remember records that a command has written a file or directory on this machine, so that
-// no later run ships it. by names the command.
+// Remember records that the command called by has written a file or directory on this
+// machine, so that no later run ships it.
 func Remember(stateDir, by, path string) error {
 	return KeepWritten(stateDir, by, codesync.Written{Path: path})
 }
 
-// KeepWritten records files that multihost has written on this machine, so that no sync
-// ships them. by names the command.
+// KeepWritten records files that a command has written on this machine, so that no sync
+// ships them. by is the name of the command.
 func KeepWritten(stateDir, by string, all ...codesync.Written) error {
 	if stateDir == "" {
 		return nil
 	}
-	all = slices.DeleteFunc(all, func(w codesync.Written) bool { return within(stateDir, w.Path) }) // no run ships the state directory
+	all = slices.DeleteFunc(all, func(w codesync.Written) bool { return within(stateDir, w.Path) }) // no run ships the state directory anyway
 	return codesync.Remember(WrittenDir(stateDir), "multihost "+by, all)
 }
 
@@ -39,8 +39,8 @@ func within(dir, at string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// MissingAbove returns the outermost directory of a path that does not exist. It returns ""
-// if all exist.
+// MissingAbove returns the outermost directory of a path that does not exist, or "" if all
+// exist.
 func MissingAbove(dir string) string {
 	missing := ""
 	for {

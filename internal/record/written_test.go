@@ -15,8 +15,8 @@ import (
 	"multihost/internal/transfer"
 )
 
-// TestARunTakesWhatTheUserAdds: a command has made a directory. Later runs still ship what
-// the user puts into it.
+// TestARunTakesWhatTheUserAdds: later runs still ship what the user puts into a directory
+// that a command made.
 func TestARunTakesWhatTheUserAdds(t *testing.T) {
 	dir := t.TempDir()
 	d := &record.Keeper{Of: &stage.Invocation{Sink: event.Discard}, StateDir: filepath.Join(t.TempDir(), "state")}

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// The user is warned warnAhead before the provider takes slices away. That is enough
-	// time to write a checkpoint.
+	// warnAhead is how long before the provider takes slices away the user is warned:
+	// enough time to write a checkpoint.
 	warnAhead = time.Hour
-	// multihost stops a command earlier than that moment, by stopAhead plus the grace
-	// period. So the logs of the command arrive here before the VMs go.
+	// stopAhead, and the grace period, is how long before that moment multihost stops a
+	// command. So the command's logs arrive here before the VMs go.
 	stopAhead = time.Minute
 )
 
@@ -27,18 +27,16 @@ type End struct {
 	told time.Time // the end of which the user was last warned
 }
 
-// Warn warns of the end of the slices in all. It does so an hour before that end, or at
-// once if the end is nearer. Over all its calls, it warns of each end only once. The caller
-// must call over.
+// Warn warns of the end of the slices in all, an hour before it, or at once if it is
+// nearer. It warns of each end only once. The caller must call over.
 func (e *End) Warn(ctx context.Context, d *workers.Reach, all []tpu.Slice) (over func()) {
 	_, over = e.watch(ctx, d, all, -1)
 	return over
 }
 
 // Until warns as Warn does. It returns a context that ends shortly before the provider
-// takes the first slice away. That is early enough to stop a command within grace. The
-// cause of the context then has stage.ErrExpired. over ends the context earlier, and the
-// caller must call it.
+// takes the first slice away, early enough to stop a command within grace. Its cause then
+// has stage.ErrExpired. over ends the context earlier, and the caller must call it.
 func (e *End) Until(ctx context.Context, d *workers.Reach, all []tpu.Slice, grace time.Duration) (_ context.Context, over func()) {
 	return e.watch(ctx, d, all, grace)
 }
@@ -80,10 +78,10 @@ func (e *End) warn(d *workers.Reach, end time.Time, flag string, ahead time.Dura
 		event.Age(max(0, end.Sub(d.Clock.Now()))), end.Local().Format("Mon 15:04:05"), flag, stop)
 }
 
-// stopAheadOf returns how long before the end of its slices a command is stopped. grace is
-// the time that the command may take to end. The result is 0 if the command is not stopped.
-// The result is at most a tenth of the time left. So a command on slices of a few minutes
-// still has time to run.
+// stopAheadOf returns how long before the end of its slices a command is stopped, or 0 if
+// it is not stopped. grace is how long the command may take to end. The result is at most a
+// tenth of the time left, so that a command on slices of a few minutes still has time to
+// run.
 func stopAheadOf(left, grace time.Duration) time.Duration {
 	if grace < 0 {
 		return 0
@@ -91,8 +89,8 @@ func stopAheadOf(left, grace time.Duration) time.Duration {
 	return max(0, min(grace+stopAhead, left/10)).Truncate(time.Second)
 }
 
-// If the provider has taken slices away at the end of the time that the user asked for,
-// Taken returns an error. If that end has not come, it returns nil.
+// Taken returns an error if the provider has taken slices away at the end of the time that
+// the user asked for, and nil before that end.
 func Taken(all []tpu.Slice, now time.Time) error {
 	if end := tpu.FirstEnd(all); !end.IsZero() && !now.Before(end) {
 		return stage.SlicesTaken(end, tpu.EndFlag(all))

@@ -63,7 +63,7 @@ func TestSlicesWithoutAnEnd(t *testing.T) {
 }
 
 // The reason is also on the workers. A runner that reads it there ends like the runner that
-// has stopped the command.
+// stopped the command.
 func TestTheReasonOfTheEndIsReadBack(t *testing.T) {
 	t.Parallel()
 	end := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -32,7 +32,7 @@ type Deps struct {
 	Agents program.Set // the programs for workers that have no runner
 }
 
-// Terms are the terms that the workers of a job get, and what they mean on this machine.
+// Terms are the terms for the workers of a job, and what they mean on this machine.
 type Terms struct {
 	lease.Terms
 	Boot    time.Duration // how long the slices of the next attempt may take to answer
@@ -40,12 +40,11 @@ type Terms struct {
 }
 
 // A Lease is this machine's part of the lease of a job's slices, over all its attempts. Its
-// methods may be called on nil, which means that there is no lease. They must not be called
-// concurrently.
+// methods may be called on nil, which means that there is no lease, but not concurrently.
 type Lease struct {
 	Deps
 	How   codesync.Options // how the agent travels between the workers
-	Terms func() *Terms    // returns the terms of the slices that exist, or nil if these have no lease
+	Terms func() *Terms    // returns the terms of the existing slices, or nil without a lease
 
 	terms *Terms // terms of the last attempt
 	holds bool   // some worker may delete the slices
@@ -53,13 +52,13 @@ type Lease struct {
 	stop func() // ends the renewals; nil: there are none
 	told string // the messages about the workers' rights that the user has seen
 
-	expires time.Time // when the time to live of the slices ends; zero: never
+	expires time.Time // when the slices' time to live ends; zero: never
 	until   time.Time // when the provider takes the slices away; zero: never
 }
 
-// Arm makes every worker of t a lease holder. Before the command starts, it warns about
-// workers that may not delete the slices. If it fails on a worker, it returns no error,
-// because the lease matters only if this machine dies.
+// Arm makes every worker of t a lease holder, and warns before the command starts about
+// workers that may not delete the slices. A failure on a worker is no error, because the
+// lease matters only if this machine dies.
 func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 	if l == nil {
 		return nil
@@ -108,12 +107,12 @@ func (l *Lease) Arm(ctx context.Context, t *workers.Connected) error {
 }
 
 // ArmEach calls arm for every worker of t that can be reached. arm gives a worker the terms
-// of a lease. Before that, it brings the agent to workers that lack it.
+// of a lease. First, ArmEach brings the agent to workers that lack it.
 func (d Deps) ArmEach(ctx context.Context, t *workers.Connected, how codesync.Options, arm func(ctx context.Context, i int) error) []error {
 	return deliver.Each(ctx, d.Agents, how, t.Targets(d.Access.Port), arm)
 }
 
-// tell reports what the lease can do. It gives each message only once.
+// tell reports what the lease can do, each message once.
 func (l *Lease) tell(t *workers.Connected, errs, rights, apart []error) {
 	name, b := provision.NameOf(l.Cloud, t.Slices[0].QueuedResource), &strings.Builder{}
 	tell := func(level event.Level, hint, format string, args ...any) {
@@ -166,8 +165,8 @@ func taken(until time.Time) string {
 }
 
 // unwatched says what happens to a resource if this machine dies and its workers do not
-// watch it. why is the reason for which they do not. s is one of its slices. The metadata
-// of s shows whether it has our startup script, which has a guard.
+// watch it. why is the reason why they do not. s is one of its slices, whose metadata shows
+// whether it has our startup script, which has a guard.
 func unwatched(who, resource, why string, s tpu.Slice) string {
 	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
 		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)
@@ -181,8 +180,8 @@ func refused(err error) bool {
 	return errors.As(err, &e) && (e.Status == 401 || e.Status == 403)
 }
 
-// rightCure returns the command or flag that gives a worker the right that it lacks. It
-// returns "" if there is none. role has the right. If no role is known, role is "".
+// rightCure returns the command or flag that gives a worker the right that it lacks, or ""
+// if there is none. role is a role that has the right, or "" if no role is known.
 func rightCure(err error, project, role string) string {
 	var e *lease.RightError
 	switch {
@@ -196,9 +195,9 @@ func rightCure(err error, project, role string) string {
 	return ""
 }
 
-// Renew renews the lease on every worker of t until stop is called. It renews each worker
-// independently, so that a worker that cannot be reached does not delay another. If a
-// worker was rebooted, or its watch process was killed, it is armed again.
+// Renew renews the lease on every worker of t until stop is called, each worker
+// independently, so that an unreachable one does not delay the others. It arms a worker
+// again that was rebooted or whose watch process was killed.
 func (d Deps) Renew(ctx context.Context, t *workers.Connected, terms lease.Terms) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
@@ -219,7 +218,7 @@ func (d Deps) Renew(ctx context.Context, t *workers.Connected, terms lease.Terms
 	}
 }
 
-// renewLimit limits one renewal. If a worker cannot be reached, the next round renews it.
+// renewLimit limits one renewal. The next round renews a worker that cannot be reached.
 const renewLimit = 30 * time.Second
 
 func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i int, run string, silent time.Duration) (lease.Held, error) {
@@ -228,9 +227,9 @@ func renewOne(ctx context.Context, t *workers.Connected, agents program.Set, i i
 	return lease.RenewOne(ctx, t.Conns[i], agents, run, silent)
 }
 
-// renew renews the lease of a run on all workers that can be reached. It renews it for at
-// least silent, because no further renewal may come in that time. It returns what the
-// workers know about the lease.
+// renew renews the lease of a run on all workers that can be reached, for at least silent,
+// the time in which no further renewal may come. It returns what the workers know about the
+// lease.
 func renew(ctx context.Context, t *workers.Connected, agents program.Set, run string, silent time.Duration) []lease.Held {
 	all := make([]lease.Held, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {
@@ -267,8 +266,8 @@ func (l *Lease) Expired() error {
 	return expiry(l.terms.TTL)
 }
 
-// UntilExpiry returns a context that ends with the time to live of the slices, as that of
-// Until does.
+// UntilExpiry returns a context that ends with the slices' time to live, as that of Until
+// does.
 func (l *Lease) UntilExpiry(ctx context.Context) (_ context.Context, over func()) {
 	if l == nil || l.terms == nil {
 		return ctx, func() {}
@@ -276,9 +275,9 @@ func (l *Lease) UntilExpiry(ctx context.Context) (_ context.Context, over func()
 	return Until(ctx, l.Clock, l.expires, l.terms.TTL)
 }
 
-// Until returns a context that ends at the time expires, which is the end of the time to
-// live. Its cause is then an error of stage.Timeout. If expires is zero, the context does
-// not end. over ends the context earlier, and the caller must call it.
+// Until returns a context that ends at expires, the end of the time to live, with an error
+// of stage.Timeout as its cause. If expires is zero, it does not end. over ends the context
+// earlier, and the caller must call it.
 func Until(ctx context.Context, clock gcp.Clock, expires time.Time, ttl time.Duration) (_ context.Context, over func()) {
 	if expires.IsZero() {
 		return ctx, func() {}
@@ -300,7 +299,7 @@ func Until(ctx context.Context, clock gcp.Clock, expires time.Time, ttl time.Dur
 }
 
 // WhoDeletes says what the workers and the provider will do about a resource that this
-// machine leaves. It returns "" if they will do nothing.
+// machine leaves, or returns "" if nothing.
 func (l *Lease) WhoDeletes() string {
 	if l == nil || l.terms == nil {
 		return ""
@@ -308,9 +307,9 @@ func (l *Lease) WhoDeletes() string {
 	return Text(lease.Held{Watched: l.holds, Lease: l.terms.Lease, TTL: l.terms.TTL, KeepOnFailure: l.terms.KeepOnFailure, KeepFor: l.terms.KeepFor}, l.until)
 }
 
-// Text says what workers that hold a lease will do. It also says that the provider takes
-// the slices away at the time until. It returns "" if nobody will do anything. If until is
-// zero, the provider never takes them.
+// Text says what workers that hold a lease will do, and that the provider takes the slices
+// away at the time until. It returns "" if nobody will do anything. A zero until means that
+// the provider never takes them.
 func Text(h lease.Held, until time.Time) string {
 	text := ""
 	if h.Watched {
@@ -372,8 +371,8 @@ func Attach(ctx context.Context, d Deps, t *workers.Connected, run string) (stop
 	}
 }
 
-// whatBecomes says what workers that hold the leases in held will do. It returns "" if
-// nobody will do anything. Resources for which the same text is true share it.
+// whatBecomes says what workers that hold the leases in held will do, or returns "" if
+// nothing. Resources share a text that is true for all of them.
 func whatBecomes(all []tpu.Slice, held map[string]lease.Held) string {
 	var texts []string
 	for _, s := range all {

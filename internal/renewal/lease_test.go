@@ -9,8 +9,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A worker whose disk is full has no watch. The guard needs no disk: the slices have it
-// from their boot on.
+// A worker with a full disk has no watch. The guard needs no disk: the slices have it from
+// their boot on.
 func TestWhoDeletesWhereNoWatchRuns(t *testing.T) {
 	t.Parallel()
 	ours := tpu.Slice{Metadata: lease.Terms{Run: "m", Lease: time.Hour}.Metadata(program.Set{}, nil)}

@@ -35,8 +35,8 @@ func TestWhatTheWorkersWillDo(t *testing.T) {
 	}
 }
 
-// If a text is true for several resources, it is shown once. The lease of one resource is
-// shown even if another resource has none.
+// A text that is true for several resources is shown once. The lease of one resource is
+// shown even if another has none.
 func TestWhatBecomesOfSeveralResources(t *testing.T) {
 	t.Parallel()
 	hour, day := lease.Held{Watched: true, TTL: time.Hour}, lease.Held{Watched: true, TTL: 24 * time.Hour}
@@ -62,7 +62,7 @@ func (cloud) Undoing(string, ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource"}}
 }
 
-// The user learns the effect of the lease once, and again when it has changed.
+// The user learns the effect of the lease once, and again after it has changed.
 func TestALeaseIsToldOnce(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}

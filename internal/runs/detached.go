@@ -33,9 +33,9 @@ type BucketRun struct {
 	Store *detach.Bucket
 	Desc  detach.Description
 
-	gone bool // its slices are gone, so no further worker comes
+	gone bool // its slices have gone, so no further worker comes
 
-	// Of WarnUnable.
+	// For WarnUnable:
 	asked  time.Time
 	unable []detach.Seen
 	warned string
@@ -44,12 +44,11 @@ type BucketRun struct {
 // errElsewhere says that a run belongs to another project or zone than the command.
 var errElsewhere = errors.New("started in another project or zone")
 
-// FindBucketRun finds a job without runner by its name. It looks in the bucket that the
-// user names, otherwise in the one that this machine's record names. It returns nil for
-// other runs.
+// FindBucketRun finds a job without runner by its name, in the bucket that the user names,
+// or else in that of this machine's record. It returns nil for other runs.
 func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error) {
 	if d.OpenBucket == nil {
-		return nil, nil // hosts that no cloud knows
+		return nil, nil // no cloud knows these hosts
 	}
 	bucket, dir := d.Bucket, d.BucketDir
 	if bucket == "" {
@@ -81,7 +80,7 @@ func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error)
 }
 
 // Record returns the record that this machine would have if it had started the run. Its
-// slices are those that exist now.
+// slices are the present ones.
 func (r *BucketRun) Record(ctx context.Context, attempt int) (*record.Record, error) {
 	rec := &record.Record{Run: r.Desc.Run, Attempt: max(1, attempt), Project: r.Desc.Project, Zone: r.Desc.Zone, Prefix: r.Desc.Resource, Login: r.Desc.Login,
 		Owner: r.Desc.Owner, Created: r.Desc.Created, Command: r.Desc.Command, Workers: len(r.Desc.IDs()),
@@ -108,14 +107,14 @@ func (r *BucketRun) pace() time.Duration {
 	return min(max(every/4, 500*time.Millisecond), 10*time.Second)
 }
 
-// Pause waits until it is time to read the bucket again. When ctx ends, it returns the
+// Pause waits until the next read of the bucket is due. When ctx ends, it returns the
 // cause.
 func (r *BucketRun) Pause(ctx context.Context) error {
 	return stage.Sleep(ctx, r.Clock, r.pace())
 }
 
-// attach follows the run to its end. It does so over SSH while its workers can be reached.
-// Otherwise it reads the bucket, whose logs may be Desc.Every old.
+// attach follows the run to its end: over SSH while its workers can be reached, otherwise
+// in the bucket. The logs in the bucket may be as old as Desc.Every.
 func (r *BucketRun) attach(ctx context.Context, o AttachOptions) (stage.Outcome, error) {
 	r.ComeTo(r.Desc.Run)
 	o.StrictExit = o.StrictExit || r.Desc.StrictExit
@@ -139,14 +138,14 @@ type attaching struct {
 	*BucketRun
 	o       AttachOptions
 	begin   time.Time
-	told    string // the last text about the run's progress
-	started bool   // the command runs on all workers, or has ended on them
+	told    string // the last text about progress
+	started bool   // the command runs, or has ended, on all workers
 
-	followed int // the attempt that was followed over SSH for as long as possible; -1: none
+	followed int // the attempt that was followed over SSH as long as possible; -1: none
 	out      stage.Outcome
-	sum      *event.Summary // summary of that attempt; nil: it was not followed to its end
+	sum      *event.Summary // its summary; nil: it was not followed to its end
 
-	shown   map[tpu.WorkerID]int64 // how far each worker's log of attempt shownOf has been shown
+	shown   map[tpu.WorkerID]int64 // how much of each worker's log of attempt shownOf has been shown
 	shownOf int
 	logs    follow.LogWait
 }
@@ -157,7 +156,7 @@ type nextRound int
 const (
 	atOnce nextRound = iota
 	afterPause
-	atEnd // no round follows, because this one has returned how the command ended
+	atEnd // this was the last round: it has returned how the command ended
 )
 
 // A roundStep is what a round does once it knows the state of the run.
@@ -165,7 +164,7 @@ type roundStep int
 
 const (
 	followOverSSH roundStep = iota // follow the attempt until the connection or the command ends
-	bringOverSSH                   // copy the rest of the logs of a run that has ended
+	bringOverSSH                   // copy the rest of the logs of an ended run
 	awaitLogs                      // wait until the bucket has the rest
 	concludeRun
 	lookOn
@@ -174,8 +173,8 @@ const (
 // A bucketLook is what a round knows about the run.
 type bucketLook struct {
 	over     bool // the run has ended on all workers
-	running  bool // it runs on all workers
-	followed bool // its newest attempt was followed over SSH for as long as possible
+	running  bool // the run is active on all workers
+	followed bool // its newest attempt was followed over SSH as long as possible
 	part     bool // logs are not whole here, and the slices may have the rest
 	patient  bool // --log-timeout is not over
 }
@@ -237,7 +236,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 		return atEnd, out, err
 	}
 	if err := a.StillThere(ctx, state); err != nil {
-		_ = a.bring(ctx, rec) // workers that were told to shut down have meanwhile uploaded their last output
+		_ = a.bring(ctx, rec) // workers that are shutting down have uploaded their last output meanwhile
 		if a.gone {
 			a.sweep(ctx, state)
 		}
@@ -246,7 +245,7 @@ func (a *attaching) round(ctx context.Context) (next nextRound, out stage.Outcom
 	return afterPause, stage.Outcome{}, nil
 }
 
-// tellProgress says how far the run is, if that has changed.
+// tellProgress says how far the run has come, if that has changed.
 func (a *attaching) tellProgress(state detach.State) {
 	text := a.Summary(state)
 	if text == a.told {
@@ -260,9 +259,9 @@ func (a *attaching) tellProgress(state detach.State) {
 	a.warnRights(state)
 }
 
-// overSSH follows an attempt over SSH for as long as possible. Afterwards the bucket says
-// whether the run has ended or another attempt follows. over says that the run has ended
-// already. Then overSSH only copies the rest of the logs.
+// overSSH follows an attempt over SSH as long as possible. Afterwards the bucket says
+// whether the run has ended or has another attempt. If over is true, the run has ended, and
+// overSSH only copies the rest of the logs.
 func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int, over bool) (nextRound, stage.Outcome, error) {
 	out, sum, err := attachOver(ctx, a.Deps, rec, a.o)
 	a.followed, a.out, a.sum = attempt, out, sum
@@ -284,7 +283,7 @@ func (a *attaching) overSSH(ctx context.Context, rec *record.Record, attempt int
 	return atOnce, stage.Outcome{}, nil
 }
 
-// bring makes the local logs of an attempt equal to those in the bucket. It shows what is
+// bring brings the local logs of an attempt up to date with the bucket, and shows what is
 // new.
 func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 	if a.shownOf != rec.Attempt {
@@ -294,8 +293,7 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 	return a.bringLogs(ctx, rec, a.shown)
 }
 
-// end reports the end of the run. If the bucket agrees with what was followed over SSH, the
-// report is the one from SSH.
+// end reports the end of the run: as SSH has shown it, if the bucket agrees.
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {
@@ -310,8 +308,8 @@ func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.St
 	return a.conclude(ctx, rec, state, a.begin)
 }
 
-// Running counts the workers on which the newest attempt is running. It also counts those
-// on which it has ended while the bucket does not yet have the whole log.
+// Running counts the workers on which the newest attempt is running, or has ended without
+// its whole log in the bucket.
 func (r *BucketRun) Running(state detach.State) int {
 	n := 0
 	for _, w := range state.Seen {
@@ -322,13 +320,13 @@ func (r *BucketRun) Running(state detach.State) int {
 	return n
 }
 
-// Over reports whether the run has ended on all workers that can still take part in it.
+// Over reports whether the run has ended on all workers that can still take part.
 func (r *BucketRun) Over(state detach.State) bool {
 	return state.Over(r.Desc) || r.gone && state.GivenUp()
 }
 
-// StillThere returns an error if no worker is left that could bring the run to an end. It
-// deletes nothing, because commands that only show something call it, too.
+// StillThere returns an error if no worker is left to bring the run to an end. It deletes
+// nothing, because commands that only show something call it, too.
 func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	switch {
@@ -358,8 +356,8 @@ func (r *BucketRun) StillThere(ctx context.Context, state detach.State) error {
 	return nil
 }
 
-// wentDown returns what workers reported when their machines were told to shut down. The
-// text stands after the state of a queued resource: " (s1w[0-3] preempted)", or "".
+// wentDown returns what workers reported before their machines shut down. The text follows
+// the state of a queued resource: " (s1w[0-3] preempted)", or "".
 func wentDown(state detach.State) string {
 	workers := map[string][]tpu.WorkerID{}
 	for _, w := range state.Seen {
@@ -396,7 +394,7 @@ func (r *BucketRun) Summary(state detach.State) string {
 		switch {
 		case phase == detach.Down:
 			phase = "down, " + w.Detail + ","
-		case w.Detail != "" && (phase == "boot" || phase == "preflight"): // what it waits for
+		case w.Detail != "" && (phase == "boot" || phase == "preflight"): // what the phase waits for
 			phase += " (" + w.Detail + ")"
 		}
 		if len(phases[phase]) == 0 {
@@ -428,8 +426,7 @@ func (r *BucketRun) warnRights(state detach.State) {
 	}
 }
 
-// whyKept says why the slices stay although the run has ended. It returns "" if the workers
-// delete them.
+// whyKept returns why the slices of an ended run stay, or "" if the workers delete them.
 func (r *BucketRun) whyKept(state detach.State) string {
 	switch {
 	case r.Desc.Keep == detach.KeepAlways:
@@ -444,8 +441,8 @@ func (r *BucketRun) whyKept(state detach.State) string {
 	return ""
 }
 
-// The run has ended. If its queued resource stays, sayKept reports that. It returns whether
-// the resource should stay.
+// sayKept reports that the queued resource of an ended run stays, if it does. It returns
+// whether it should stay.
 func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
 	why := r.whyKept(state)
 	if why == "" {
@@ -457,8 +454,8 @@ func (r *BucketRun) sayKept(ctx context.Context, state detach.State) bool {
 	return true
 }
 
-// bringLogs makes the local logs equal to those in the bucket. It shows what is new to the
-// user who attaches. shown holds how far each worker's log has been shown.
+// bringLogs brings the local logs up to date with the bucket. It shows what is new to a
+// user who attaches. shown holds how much of each worker's log has been shown.
 func (r *BucketRun) bringLogs(ctx context.Context, rec *record.Record, shown map[tpu.WorkerID]int64) error {
 	ids := r.Desc.IDs()
 	errs := make([]error, len(ids))
@@ -484,9 +481,9 @@ func (r *BucketRun) bringLogs(ctx context.Context, rec *record.Record, shown map
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// bringLog copies a worker's log, beginning at an offset. It returns the offset of the end
-// of the log. Offset -1 means the end of the local log. Several processes may do so at the
-// same time, because each writes every byte at the byte's own offset.
+// bringLog copies a worker's log from an offset on; -1 means the end of the local log. It
+// returns the offset of the end. Several processes may do so at a time, because each writes
+// every byte at that byte's offset.
 func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.WorkerID, from int64) (int64, error) {
 	file, err := os.OpenFile(rec.LogPath(id), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -504,8 +501,7 @@ func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.Wor
 	return from + n, err
 }
 
-// A localLog is a log that is written from an offset. What is written is shown at the same
-// time.
+// A localLog is a log that is written from an offset on, and shown as it is written.
 type localLog struct {
 	sink event.Sink
 	file *os.File
@@ -525,7 +521,7 @@ func (l *localLog) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// conclude reports how the run ended, from what the workers wrote.
+// conclude reports how the run ended, from the reports of the workers.
 func (r *BucketRun) conclude(ctx context.Context, rec *record.Record, state detach.State, begin time.Time) (stage.Outcome, error) {
 	sum := r.Judge(rec, state, begin)
 	part := r.partly(rec, state)
@@ -540,8 +536,8 @@ func (r *BucketRun) conclude(ctx context.Context, rec *record.Record, state deta
 	return stage.Outcome{Code: sum.CommandCode, Started: true, PartLogs: part != ""}, nil
 }
 
-// partly says which logs are incomplete here although their workers have ended. It returns
-// "" if there are none.
+// partly says which logs are incomplete here although their workers have ended, or returns
+// "".
 func (r *BucketRun) partly(rec *record.Record, state detach.State) string {
 	var all follow.Parts
 	for _, e := range state.Ended {
@@ -565,8 +561,8 @@ func (r *BucketRun) sayPart(ctx context.Context, sum *event.Summary, part string
 	}
 }
 
-// exists reports whether the queued resource of the run exists. If that is not known, it
-// returns true.
+// exists reports whether the queued resource of the run exists. It returns true if that is
+// unknown.
 func (r *BucketRun) exists(ctx context.Context) bool {
 	res, err := r.Cloud.Get(ctx, r.Desc.Resource)
 	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
@@ -591,7 +587,7 @@ func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Tim
 		}
 		sum.LastLines = follow.LastLines(rec.LogPath(first.Worker), 20, nil)
 		sum.Next = "multihost logs " + r.Desc.Run + " --worker=" + first.Worker.String()
-		if len(sum.LastLines) == 0 { // this happens, for example, if the command never started
+		if len(sum.LastLines) == 0 { // for example, if the command never started
 			sum.Next = "nothing was written there; once that is mended, type the job again"
 		}
 	}
@@ -608,7 +604,7 @@ func endText(e detach.End) string {
 	return launch.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
-// sayBackground reports the processes that the command has left. The workers have counted
+// sayBackground reports the processes that the command has left, as the workers counted
 // them.
 func (r *BucketRun) sayBackground(sum *event.Summary, state detach.State) {
 	processes, ids := state.LeftBehind()
@@ -645,7 +641,7 @@ func (r *BucketRun) stillOver(ctx context.Context) error {
 	return nil
 }
 
-// stopKept deletes the slices that are kept although the run has ended.
+// stopKept deletes the slices kept after the end of the run.
 func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 	k.again = r.stillOver
 	err := deleteKept(ctx, r.Deps, o, k)
@@ -655,17 +651,17 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 	return err
 }
 
-// stop ends the run permanently. It writes the stop into the bucket, which all workers
-// read. It also stops the workers that it can reach over SSH. It returns when every worker
-// has ended, or when no worker has reported yet. If the queued resource has no workers,
-// nobody else deletes the resource, so stop does.
+// stop ends the run for good. It writes the stop into the bucket, which all workers read,
+// and also stops the workers that it reaches over SSH. It returns when every worker has
+// ended, or when no worker has reported yet. It deletes a queued resource without workers,
+// because nobody else would.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	watch := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}
 	before, err := r.Store.State(ctx, r.Desc.Run)
 	if err != nil && ctx.Err() != nil {
 		return stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, r.Desc.Run))
 	}
-	// Even if the bucket cannot be read, the workers get the order to stop.
+	// The workers get the order to stop even if the bucket cannot be read.
 	if err == nil && before.Over(r.Desc) {
 		if k := r.keptSlices(ctx, before); k != nil {
 			return r.stopKept(ctx, o, *k)
@@ -683,28 +679,28 @@ func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 type ending struct {
 	*BucketRun
 	o     StopOptions
-	told  bool                // the workers that can be reached have got the order
+	told  bool                // workers that can be reached have the order to stop
 	ours  *provision.Resource // what this command deletes
-	later bool                // workers may still come; they will not start the command
+	later bool                // workers may still come, and will not start the command
 }
 
-// A stopStep is what a stop does next.
+// A stopStep is the next step of a stop.
 type stopStep int
 
 const (
 	stopEnded    stopStep = iota // the run has ended on all workers
-	stopGone                     // its queued resource is gone
+	stopGone                     // the queued resource has gone
 	stopWithdraw                 // the resource has no machines, so stop deletes it
-	stopTell                     // over SSH
-	stopLater                    // no worker has begun. A worker that comes later reads the stop
+	stopTell                     // order the stop over SSH
+	stopLater                    // no worker has begun; later workers read the stop
 	stopAwait
 )
 
 // A stopLook is what a stop knows about the run.
 type stopLook struct {
-	over, gone, empty bool // the run has ended; its resource is gone; its resource has no machines
+	over, gone, empty bool // the run has ended; its resource has gone; its resource has no machines
 	seen              bool // some worker has reported
-	told              bool // the workers that can be reached have got the order
+	told              bool // workers that can be reached have the order to stop
 }
 
 func (l stopLook) step() stopStep {
@@ -723,7 +719,7 @@ func (l stopLook) step() stopStep {
 	return stopAwait
 }
 
-// do tells the workers to end the run. It returns when they have.
+// do tells the workers to end the run, and returns when they have.
 func (e *ending) do(ctx context.Context) (string, error) {
 	unsure := func(err error) (string, error) {
 		return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, e.Desc.Run))
@@ -776,7 +772,7 @@ func (e *ending) do(ctx context.Context) (string, error) {
 	}
 }
 
-// tell stops the command over SSH on the workers that can be reached.
+// tell stops the command over SSH on the workers that it can reach.
 func (e *ending) tell(ctx context.Context, state detach.State) {
 	e.told = true
 	rec, err := e.Record(ctx, state.Attempt)
@@ -788,7 +784,7 @@ func (e *ending) tell(ctx context.Context, state detach.State) {
 	}
 }
 
-// If ours is not nil, finishStop deletes this queued resource. Then ps no longer asks for
+// finishStop deletes the queued resource ours, if it is not nil. Then ps no longer asks for
 // the run, unless workers may still come.
 func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, later bool) error {
 	if ours != nil {
@@ -802,8 +798,8 @@ func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, lat
 	return nil
 }
 
-// The run has ended on all workers. afterEnd says what happens to its queued resource. If
-// no worker may delete the resource, it returns the resource.
+// afterEnd says what happens to the queued resource of a run that has ended on all workers.
+// It returns the resource if no worker may delete it.
 func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text string, ours *provision.Resource) {
 	text = fmt.Sprintf("run %s: ended on all workers", r.Desc.Run)
 	if r.sayKept(ctx, state) {
@@ -823,9 +819,9 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 // sweepLimit limits the deletion of parts that cost nothing.
 const sweepLimit = 20 * time.Second
 
-// sweep deletes the parts of a resource without slices, which its workers could not delete
-// because the parts were in use until the workers were gone. It deletes no slices: another
-// command may be making the resource again.
+// sweep deletes the parts of a resource without slices. Its workers could not, because the
+// parts were in use until the workers had gone. It deletes no slices: another command may
+// be making the resource again.
 func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
 	p, ok := provision.As[provision.Sweeper](provider.Of(r.Cloud, r.Desc.Kind))
 	if !ok || r.ReadOnly {
@@ -851,7 +847,7 @@ func (r *BucketRun) forget() {
 	}
 }
 
-// withdraw deletes the queued resource of a run that has no workers.
+// withdraw deletes the queued resource of a run without workers.
 func (e *ending) withdraw(ctx context.Context, res provision.Resource) (string, error) {
 	_, err := e.Cloud.Delete(ctx, res.ID, provision.DeleteOptions{OnlyRun: e.Desc.Run, Limit: teardown.Limit})
 	if err != nil {
@@ -860,13 +856,13 @@ func (e *ending) withdraw(ctx context.Context, res provision.Resource) (string, 
 	return fmt.Sprintf("run %s: no worker was there, and %s, which was %s, is deleted", e.Desc.Run, provision.NameOf(e.Cloud, res.ID), res.State), nil
 }
 
-// owns reports whether a queued resource that has the run's name belongs to the run.
+// owns reports whether a queued resource of the run's name belongs to the run.
 func (r *BucketRun) owns(res provision.Resource) bool {
 	return res.IsOf(r.Desc.Run)
 }
 
-// detachedRows returns the jobs without runner. It looks in the bucket that the user names.
-// Otherwise it takes the jobs in this zone of which this machine has a record.
+// detachedRows returns the jobs without runner: those in the bucket that the user names, or
+// else those in this zone that this machine has a record of.
 func detachedRows(ctx context.Context, d Deps, ended bool) ([]Seen, error) {
 	var names []string
 	if d.Bucket != "" {
@@ -902,8 +898,8 @@ func detachedRows(ctx context.Context, d Deps, ended bool) ([]Seen, error) {
 	return rows, stage.JoinNamed(names, errs)
 }
 
-// This machine has a record of the run. noneLeft reports whether the cloud has no queued
-// resource of it.
+// noneLeft reports whether the cloud has no queued resource of a run that this machine has
+// a record of.
 func noneLeft(ctx context.Context, d Deps, name string) bool {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -913,7 +909,7 @@ func noneLeft(ctx context.Context, d Deps, name string) bool {
 	return gcp.ClassOf(err) == gcp.NotFound
 }
 
-// detachedRow returns nil if the list does not show the run.
+// detachedRow returns the row of a run, or nil if the list does not show the run.
 func detachedRow(ctx context.Context, d Deps, name string, ended bool) (*Seen, error) {
 	r, err := FindBucketRun(ctx, d, name)
 	if err != nil || r == nil {
@@ -930,8 +926,8 @@ func detachedRow(ctx context.Context, d Deps, name string, ended bool) (*Seen, e
 	return &row, nil
 }
 
-// stoppedState is the state of a stopped run that has no report of its end. Either it had
-// no workers, or they were taken away before they could report.
+// stoppedState is the state of a stopped run without a report of its end: it had no
+// workers, or they were taken away before they could report.
 const stoppedState = "stopped"
 
 // whenDeleted says when the workers delete the slices.
@@ -947,7 +943,7 @@ func whenDeleted(d detach.Description) string {
 	return "at its end"
 }
 
-// goesAfter says when the workers delete the slices of a run that has ended.
+// goesAfter says when the workers delete the slices of an ended run.
 func goesAfter(r *BucketRun, state detach.State) string {
 	switch {
 	case r.whyKept(state) == "":
@@ -960,8 +956,8 @@ func goesAfter(r *BucketRun, state detach.State) string {
 	return "once the bucket has its logs"
 }
 
-// row returns the run as a list shows it. It uses the bucket. If no worker has reported
-// yet, or no worker is left, it uses the queued resource.
+// row returns the run as a list shows it: from the bucket, or from the queued resource if
+// no worker has reported yet or none is left.
 func (r *BucketRun) row(ctx context.Context, state detach.State) Seen {
 	row := Seen{Run: r.Desc.Run, Attempt: max(1, state.Attempt), Owner: r.Desc.Owner, Created: r.Desc.Created, Slices: r.Desc.Nodes, Command: r.Desc.Command,
 		goes: whenDeleted(r.Desc), age: r.Clock.Now().Sub(r.Desc.Created)}
@@ -1008,8 +1004,8 @@ func (r *BucketRun) underWay(ctx context.Context, state detach.State) string {
 	return word
 }
 
-// If a run has lost its slices permanently, goesOn returns advice on how to continue it. It
-// comes before other advice. If the run was told to stop, the advice is "".
+// goesOn returns advice on how to continue a run that has lost its slices for good. It
+// comes before other advice. It is "" if the run was stopped.
 func goesOn(state detach.State) string {
 	if state.Stopping != "" && !state.Taken() {
 		return ""

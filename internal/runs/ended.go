@@ -19,13 +19,12 @@ import (
 
 // A RunEnd is what is known about the end of an attempt.
 type RunEnd struct {
-	at    time.Time // zero: not known
-	Text  string    // how it ended
+	at    time.Time // zero: unknown
+	Text  string    // how the attempt ended
 	First *tpu.WorkerID
 }
 
-// failedFirst sets first to the worker that stands at the beginning of a text. Verdicts
-// begin with a worker.
+// failedFirst sets first to the worker at the beginning of a verdict.
 func (e *RunEnd) failedFirst(text string) {
 	word, _, _ := strings.Cut(strings.ReplaceAll(text, ":", " "), " ")
 	if id, err := tpu.ParseWorkerID(word); err == nil {
@@ -33,8 +32,8 @@ func (e *RunEnd) failedFirst(text string) {
 	}
 }
 
-// endOfAttempt returns the end of an attempt from the run's journal. It returns nil if the
-// journal has none.
+// endOfAttempt returns the end of an attempt from the run's journal, or nil if the journal
+// has none.
 func endOfAttempt(s *journal.Story, attempt int) *RunEnd {
 	for _, a := range s.Attempts {
 		if a.Number() != attempt {
@@ -59,8 +58,8 @@ func endOfAttempt(s *journal.Story, attempt int) *RunEnd {
 	return nil
 }
 
-// FirstOf returns the worker on which the command failed first by itself. It returns nil if
-// there is none.
+// FirstOf returns the worker on which the command failed first by itself, or nil if there
+// is none.
 func FirstOf(ends map[tpu.WorkerID]event.WorkerDone) *tpu.WorkerID {
 	var first *tpu.WorkerID
 	for id, e := range ends {
@@ -74,8 +73,8 @@ func FirstOf(ends map[tpu.WorkerID]event.WorkerDone) *tpu.WorkerID {
 	return first
 }
 
-// EndHere returns the end of an attempt as this machine saw it. It takes the end from the
-// journal, otherwise from the record. It returns nil if it saw none.
+// EndHere returns the end of an attempt as this machine saw it, from the journal or else
+// from the record. It returns nil if it saw none.
 func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 	entries, _ := journal.Read(record.RunDir(stateDir, rec.Run)) // an unreadable journal has no entries
 	if e := endOfAttempt(journal.Tell(entries), attempt); e != nil {
@@ -92,9 +91,9 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 	return nil
 }
 
-// EndThere returns the end of the record's attempt as its workers report it. It returns nil
-// if they report none. If all of them are connected and none knows the verdict, EndThere
-// uses how the command ended on each.
+// EndThere returns the end of the record's attempt as its workers report it, or nil if they
+// report none. If all of them are connected and none knows the verdict, EndThere uses how
+// the command ended on each.
 func EndThere(ctx context.Context, t *workers.Connected, d Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
 	for _, f := range found {
@@ -145,8 +144,8 @@ func Ends(ctx context.Context, t *workers.Connected, ref launch.Ref) map[tpu.Wor
 	return ends
 }
 
-// EndInBucket returns how the run ended, as its workers have written it into the bucket. It
-// returns nil if the run has not ended.
+// EndInBucket returns how the run ended, as its workers wrote it into the bucket, or nil if
+// the run has not ended.
 func (r *BucketRun) EndInBucket(state detach.State) *RunEnd {
 	if !state.Over(r.Desc) {
 		return nil

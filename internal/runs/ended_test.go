@@ -20,7 +20,7 @@ func TestEndOfAttempt(t *testing.T) {
 	begin := func(n int) journal.Entry { return entry(event.Attempt{Run: "r", Attempt: n}) }
 	for name, c := range map[string]struct {
 		entries []journal.Entry
-		text    string // "" means no end
+		text    string // "": no end
 		first   string
 	}{
 		"no attempt": {},

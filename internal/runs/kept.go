@@ -28,21 +28,21 @@ type StopOptions struct {
 	Grace  time.Duration
 
 	// Confirm asks the user a question before kept slices are deleted. An error means no.
-	// If Confirm is nil, nobody can be asked, and the slices are deleted.
+	// If it is nil, the slices are deleted without a question.
 	Confirm func(ctx context.Context, question string) error
 }
 
-// kept are slices that a job has made, and that stay although its command has ended.
+// kept are slices that a job has made and that stay although its command has ended.
 type kept struct {
 	run   string
 	res   provision.Resource
 	ended string // how the command ended
-	part  string // which logs would be lost with the slices; "" if there are none
+	part  string // which logs would be lost with the slices, or ""
 
 	again func(context.Context) error // returns an error if something has begun on the slices meanwhile
 }
 
-// question returns what the user is asked before the slices are deleted.
+// question returns the question to the user before the slices are deleted.
 func (k kept) question(p provision.Provider, zone string) string {
 	text := fmt.Sprintf("run %s has ended (%s)", k.run, k.ended)
 	if k.part != "" {
@@ -52,7 +52,7 @@ func (k kept) question(p provision.Provider, zone string) string {
 	return fmt.Sprintf("%s. Delete %s with its slices (%s; %s)?", text, provision.NameOf(p, k.res.ID), tpu.FewNames(k.res.Nodes), cost)
 }
 
-// deleteKept asks the user and deletes the slices. If it returns an error, the slices stay.
+// deleteKept asks the user and deletes the slices. After an error, they stay.
 func deleteKept(ctx context.Context, d Deps, o StopOptions, k kept) error {
 	if k.part != "" && follow.SomeoneAt(d.StateDir, k.run) {
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("the slices of run %s stay: a command on this machine still brings its logs here (%s)", k.run, k.part),
@@ -60,14 +60,14 @@ func deleteKept(ctx context.Context, d Deps, o StopOptions, k kept) error {
 	}
 	if o.Confirm != nil {
 		err := o.Confirm(ctx, k.question(d.Cloud, d.Zone))
-		if err == nil && k.again != nil { // hours may have passed until the user answered
+		if err == nil && k.again != nil { // the user may have taken hours to answer
 			err = k.again(ctx)
 		}
 		if err != nil {
 			event.Notef(d.Sink, event.Warn, teardown.Hint(d.Reach, k.res.ID), "%s stays, %s", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing())
 			return err
 		}
-	} else if k.part != "" { // the user has not agreed to lose the rest
+	} else if k.part != "" { // nobody has agreed to lose the rest of the logs
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("%s stays, %s: %s, and the rest is on its workers only", provision.NameOf(d.Cloud, k.res.ID), k.res.Standing(), k.part),
 			Advice: "bring the rest with: multihost attach " + k.run + "; or " + teardown.Hint(d.Reach, k.res.ID)}
 	}
@@ -91,10 +91,10 @@ func deleteMade(ctx context.Context, d Deps, run string, res provision.Resource,
 	})
 }
 
-// A run has ended on every worker of t. keptOn returns the queued resources whose slices
-// are kept for it. found are the runs that the workers know. All workers have answered.
-// keptOn leaves out a resource that was not made by the job of this run. It also leaves out
-// a resource on which a command runs, or may run because one of its slices was not asked.
+// keptOn returns the queued resources whose slices are kept for a run that has ended on
+// every worker of t. found are the runs that the workers know. All workers have answered.
+// It leaves out resources that the job of this run did not make. It also leaves out
+// resources on which a command runs, or may run because one of their slices was not asked.
 func keptOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, found []workers.FoundRun) ([]kept, error) {
 	if d.OnHosts() {
 		return nil, nil
@@ -131,7 +131,7 @@ func keptOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Recor
 	return mine, nil
 }
 
-// madeFor returns the resources of those slices that the job of a run has made.
+// madeFor returns the resources that the job of a run has made, of the given slices.
 func madeFor(ctx context.Context, d Deps, all []tpu.Slice, run string) (mine []kept, err error) {
 	seen := map[string]bool{"": true}
 	for _, s := range all {
@@ -153,8 +153,9 @@ func madeFor(ctx context.Context, d Deps, all []tpu.Slice, run string) (mine []k
 	return mine, nil
 }
 
-// livesOrLast returns a run of any name that is active as lives, and the newest run called
-// run as last. Each is nil if there is none. The newest run comes first in found.
+// livesOrLast returns two runs, or nil for each that does not exist: a run of any name that
+// is active, as lives, and the newest run called run, as last. found has the newest run
+// first.
 func livesOrLast(found []workers.FoundRun, run string) (lives, last *workers.FoundRun) {
 	for i, f := range found {
 		switch {
@@ -167,8 +168,8 @@ func livesOrLast(found []workers.FoundRun, run string) (lives, last *workers.Fou
 	return nil, last
 }
 
-// asked holds the slices that were asked. askedWhole reports whether it has every slice of
-// the resource on which a command may run.
+// askedWhole reports whether every slice of the resource on which a command may run was
+// asked. asked holds the slices that were.
 func askedWhole(res provision.Resource, asked map[string]bool) bool {
 	return allAsked(res) && !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
 		ok, _ := s.Ready()
@@ -176,8 +177,8 @@ func askedWhole(res provision.Resource, asked map[string]bool) bool {
 	})
 }
 
-// missingHere says which logs of an attempt on these slices are not whole on this machine.
-// It returns "" if all are whole.
+// missingHere says which logs of an attempt on these slices are not whole on this machine,
+// or returns "" if all are.
 func missingHere(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, ref launch.Ref) string {
 	here := *rec
 	here.LogDir = rec.LogDirOn(ref.Attempt, record.SliceIDs(record.SlicesOf(t.Slices)))
@@ -196,9 +197,9 @@ func missingHere(ctx context.Context, d Deps, t *workers.Connected, rec *record.
 	return slices.DeleteFunc(all, func(l *follow.PartLog) bool { return l == nil }).String()
 }
 
-// unstopped describes a job without runner that did not end in time after a stop. It says
-// which workers have not reported their end, and what happens to the slices. standing is
-// the state of the queued resource, or "" if it could not be read.
+// unstopped returns the error for a job without runner that did not end in time after a
+// stop. It says which workers have not reported their end, and what happens to the slices.
+// standing is the state of the queued resource, or "" if it could not be read.
 func (r *BucketRun) unstopped(state detach.State, standing string) error {
 	ended := map[tpu.WorkerID]bool{}
 	for _, e := range state.Ended {

@@ -37,9 +37,8 @@ func TestTheQuestionNamesWhatGoes(t *testing.T) {
 	}
 }
 
-// When the workers of a job without runner do not end in time, stop names the workers that
-// have not reported their end. It says whether the slices exist, who deletes them and what
-// to type.
+// If workers of a job without runner do not end in time, stop names those that have not
+// reported their end. It says whether the slices exist, who deletes them and what to type.
 func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()
@@ -69,8 +68,8 @@ func TestAStopInTheBucketThatIsNotHeardSaysWhatIsTrue(t *testing.T) {
 	}
 }
 
-// The slices of a record are gone. An active run of its name counts as the same run only if
-// it can be this user's.
+// The slices of a record have gone. An active run of the same name counts as the same run
+// only if it can be this user's.
 func TestARunThatWasBegunAgain(t *testing.T) {
 	t.Parallel()
 	found := func(run, owner string, mine bool, phase launch.Phase) workers.FoundRun {
@@ -99,12 +98,12 @@ func TestARunThatWasBegunAgain(t *testing.T) {
 	}
 }
 
-// deletions is a provider that has one resource and counts deletions.
+// deletions is a provider with one resource. It counts deletions.
 type deletions struct {
 	provision.Provider
 	n   int
 	res provision.Resource
-	err error // error that Get returns
+	err error // error of Get
 }
 
 func (d *deletions) Get(context.Context, string) (provision.Resource, error) {
@@ -120,7 +119,7 @@ func (d *deletions) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
-// parted is a provider whose resources have parts in addition to their slices.
+// parted is a provider whose resources have parts besides their slices.
 type parted struct {
 	deletions
 	swept string
@@ -131,8 +130,8 @@ func (p *parted) Sweep(_ context.Context, id, run string, over bool) error {
 	return nil
 }
 
-// When the slices of a run are gone, the parts that are left are deleted. Slices that
-// another command may be making are not deleted. A dry run deletes nothing.
+// When the slices of a run have gone, the parts that are left are deleted, but not slices
+// that another command may be making. A dry run deletes nothing.
 func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -154,8 +153,8 @@ func TestThePartsOfARunWithoutSlicesAreSwept(t *testing.T) {
 	}
 }
 
-// When the slices of a run are gone, attach deletes the remaining parts. The look with which
-// logs, too, notices that deletes nothing.
+// When the slices of a run have gone, attach deletes the parts that are left. The check
+// that notices this, which logs also makes, deletes nothing.
 func TestOnlyAttachSweepsARunThatHasNoEnd(t *testing.T) {
 	w, d, _, put := inBucket(t)
 	cloud := &parted{deletions: deletions{Provider: w, err: provision.ErrNotFound}}
@@ -208,8 +207,8 @@ func TestTheOnlyCopyOfALogStaysUnlessSomebodySaysSo(t *testing.T) {
 	}
 }
 
-// TestAStopDeletesWhatNoWorkerMayDelete: if no worker may delete the slices, the stop
-// deletes them with the rights of the user.
+// TestAStopDeletesWhatNoWorkerMayDelete: if no worker may delete the slices, stop deletes
+// them with the user's rights.
 func TestAStopDeletesWhatNoWorkerMayDelete(t *testing.T) {
 	t.Parallel()
 	var request qr.Request

@@ -27,21 +27,21 @@ type Seen struct {
 	Created time.Time `json:"created"`
 	Slices  []string  `json:"slices"`
 	Command string    `json:"command"`
-	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices; only if the job of the run has made the slices, or if their provider takes them away
+	Hourly  *float64  `json:"usd_per_hour,omitempty"` // list price of the slices, if the job of the run has made them or their provider takes them away
 	SoFar   *float64  `json:"usd_so_far,omitempty"`   // what those slices have cost so far at that price
 	Gone    string    `json:"gone,omitempty"`         // when those slices go if no runner continues the job, in words
 
-	// Followed says whether a command follows the output, on any machine. It is nil if that
-	// is not known. That is so for runs of other logins, for runs without runner, and for
-	// runs that have not begun or have ended.
+	// Followed says whether a command on any machine follows the output. It is nil if that
+	// is unknown: for runs of other logins, for runs without runner, and for runs that have
+	// not begun or have ended.
 	Followed *bool `json:"followed,omitempty"`
 
 	age  time.Duration // by the worker's clock
-	part string        // how much of the run was seen, if not all of it; for people
-	goes string        // value for Gone if slices exist; empty: it is computed from the queued resource
+	part string        // how much of the run was seen, if not all; for people
+	goes string        // Gone, if slices exist; "": computed from the queued resource
 }
 
-// List asks worker 0 of every ready slice which runs it knows. It emits the runs as a
+// List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
 // Result. prefix and only limit the list to slices whose names have that prefix and these
 // numbers.
 func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
@@ -64,7 +64,7 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 			seen = append(seen, rowOf(f, see))
 		}
 	}
-	if len(only) == 0 { // if slices are chosen, requests are left out, because a request need not have slices
+	if len(only) == 0 { // with chosen slices, leave out requests: they need not have slices
 		var err error
 		seen, err = withRequests(ctx, d, prefix, seen, see.found)
 		surveyErr = errors.Join(surveyErr, err)
@@ -73,7 +73,7 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 	return surveyErr
 }
 
-// rowOf returns the row of a run that was found on the slices of see.
+// rowOf returns the row of a run on the slices of see.
 func rowOf(f workers.FoundRun, see sight) Seen {
 	row := Seen{Run: f.Info.Run, Attempt: f.Info.Attempt, State: string(f.Info.Phase), Owner: f.Info.Owner, Created: f.Info.Armed, Command: f.Info.Command, age: f.Info.Age()}
 	if f.Info.Exit != nil {
@@ -91,8 +91,7 @@ func rowOf(f workers.FoundRun, see sight) Seen {
 	return row
 }
 
-// table returns the rows as a text for people. ended says that the list includes runs that
-// have ended.
+// table returns the rows for people. ended says that the list includes ended runs.
 func table(seen []Seen, ended bool) string {
 	switch {
 	case len(seen) == 0 && ended:
@@ -120,6 +119,6 @@ func table(seen []Seen, ended bool) string {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Run, attempt, state, event.Age(s.age), s.Owner, strings.Join(s.Slices, ","),
 			hour, sum, cmp.Or(s.Gone, "-"), s.Command)
 	}
-	_ = w.Flush() // it writes to memory
+	_ = w.Flush() // writes to memory
 	return b.String()
 }

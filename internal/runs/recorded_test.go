@@ -22,7 +22,7 @@ type shadow struct {
 func (s shadow) Slices(context.Context) ([]tpu.Slice, error) { return nil, nil }
 func (s shadow) Unseen(kind string) error                    { return s.unseen[kind] }
 
-// A slice of a record counts as gone only if its provider answered.
+// A slice of a record has gone only if its provider has answered.
 func TestAnUnseenSliceIsNotGone(t *testing.T) {
 	t.Parallel()
 	busy := errors.New("busy")

@@ -19,9 +19,8 @@ import (
 )
 
 // withRequests adds what the API knows about queued resources to the runs that workers
-// report. It also adds the jobs that no worker reports. They wait, boot, or have ended with
-// slices that are kept. found are the runs that workers know, including those that have
-// ended.
+// report. It also adds jobs that no worker reports: they wait, boot, or have ended with
+// kept slices. found are the runs that workers know, ended ones included.
 func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found []workers.FoundRun) ([]Seen, error) {
 	if d.OnHosts() {
 		return seen, nil
@@ -40,7 +39,7 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 		}
 		terms, known := lease.ReadTerms(res.Metadata)
 		goes := func(begun bool) string {
-			text := "not known here" // a runner may still be going to arm a lease
+			text := "not known here" // its runner may still arm a lease
 			if known {
 				text = whenGone(terms, begun)
 			}
@@ -50,7 +49,7 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 			continue
 		}
 		if row := endedInBucket(ctx, d, res, label, known); row != nil {
-			if !res.Free { // otherwise nothing is left that costs anything, and the run is over
+			if !res.Free { // otherwise nothing that costs money is left, and the run is over
 				row.costs(d, res)
 				row.Gone = row.goes
 				seen = append(seen, *row)
@@ -73,8 +72,8 @@ func withRequests(ctx context.Context, d Deps, prefix string, seen []Seen, found
 }
 
 // addCosts adds to the rows of the run with this label what the slices of res cost, and
-// when these go. It reports whether there is such a row. If res no longer has slices, it
-// changes nothing in these rows.
+// when they go. It reports whether there is such a row. It changes nothing in the rows if
+// res no longer has slices.
 func addCosts(d Deps, seen []Seen, res provision.Resource, label string, goes func(begun bool) string) (listed bool) {
 	for i := range seen {
 		switch s := &seen[i]; {
@@ -96,7 +95,7 @@ func (s *Seen) costs(d Deps, res provision.Resource) {
 }
 
 // endedInBucket returns the row of a job without runner that has ended and whose resource
-// still exists. It returns nil for other jobs, and for jobs whose bucket is not known here.
+// still exists. It returns nil for other jobs, and for jobs whose bucket is unknown here.
 // label is the label of the run. known says that the resource has the terms of a lease,
 // which only a job with a runner has.
 func endedInBucket(ctx context.Context, d Deps, res provision.Resource, label string, known bool) *Seen {
@@ -129,7 +128,7 @@ func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
-// waitsFor returns the state, in words, of a job whose command has not begun.
+// waitsFor describes the state of a job whose command has not begun.
 func waitsFor(res provision.Resource) string {
 	switch ready := res.ReadySlices(); {
 	case res.Free:
@@ -149,7 +148,7 @@ func waitsFor(res provision.Resource) string {
 // whenGone returns never for slices that stay.
 const never = "never by itself"
 
-// whenGone says when the slices of a job are deleted if no runner continues the job. begun
+// whenGone says when the slices of a job are deleted if no runner continues it. begun
 // reports that the command has begun.
 func whenGone(t lease.Terms, begun bool) string {
 	text := never
@@ -168,9 +167,8 @@ func whenGone(t lease.Terms, begun bool) string {
 	return text
 }
 
-// lastMoment returns the time after which slices of this age go in any case: because of
-// ttl, or because their provider takes them away. It returns a negative time if they may
-// stay.
+// lastMoment returns the time until slices of this age go in any case, because of ttl or
+// because their provider takes them away. It is negative if they may stay.
 func lastMoment(ttl, age time.Duration, until, now time.Time) time.Duration {
 	left := time.Duration(-1)
 	if ttl > 0 {
@@ -182,8 +180,8 @@ func lastMoment(ttl, age time.Duration, until, now time.Time) time.Duration {
 	return left
 }
 
-// atTheLatest adds to text that the slices go after the time left. If left is negative, it
-// adds nothing.
+// atTheLatest adds to text that the slices go after the time left. It adds nothing if left
+// is negative.
 func atTheLatest(text string, left time.Duration) string {
 	switch limit := "in " + event.Age(left); {
 	case left < 0:
@@ -195,8 +193,8 @@ func atTheLatest(text string, left time.Duration) string {
 	}
 }
 
-// sayUntil is for runs on the slices of res, if no job has made the slices. It adds when
-// their provider takes the slices away, and what they cost.
+// sayUntil is for runs on slices of res that no job has made. It adds when their provider
+// takes the slices away, and what they cost.
 func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	for i := range seen {
 		if overlap(seen[i].Slices, res.Nodes) {
@@ -217,8 +215,8 @@ func waitingRequest(ctx context.Context, d Deps, run string) (provision.Resource
 	return res, err == nil && res.JobMade() && res.IsOf(run) && res.ReadySlices() == 0 && allAsked(res)
 }
 
-// allAsked reports whether the workers of every slice that may run a command can be asked.
-// Then each slice of the resource is ready, being made, or gone.
+// allAsked reports whether the workers of every slice that may run a command can be asked:
+// each slice of the resource is ready, being made, or gone.
 func allAsked(res provision.Resource) bool {
 	return res.Dead() || !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
 		ok, _ := s.Ready()
@@ -226,8 +224,8 @@ func allAsked(res provision.Resource) bool {
 	})
 }
 
-// stopRequest deletes the queued resource of a job. The command of the job has not begun,
-// or its slices are gone.
+// stopRequest deletes the queued resource of a job whose command has not begun or whose
+// slices have gone.
 func stopRequest(ctx context.Context, d Deps, run string, res provision.Resource) error {
 	return deleteMade(ctx, d, run, res, waitsFor(res))
 }

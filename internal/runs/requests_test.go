@@ -39,7 +39,7 @@ func TestWhenGone(t *testing.T) {
 			t.Errorf("%+v is read back as %+v, %t", row.terms, back, ok)
 		}
 	}
-	until := now.Add(90 * time.Minute) // the provider takes the slices away
+	until := now.Add(90 * time.Minute) // when the provider takes the slices away
 	for want, terms := range map[string]lease.Terms{
 		"in 1h30m": {},
 		"1h after its end, at the latest in 1h30m": {Lease: time.Hour, TTL: 3 * time.Hour},

@@ -1,13 +1,13 @@
-// Package runs finds runs that exist, on workers or in a bucket. It lists them, attaches to
-// them, stops them and compares their logs.
+// Package runs finds runs on workers or in a bucket. It lists them, attaches to them, stops
+// them and compares their logs.
 //
 // # Decisions
 //
 //   - Looking at a run changes nothing. top reads a run on its workers with the code of
-//     attach. That code then only takes the output into memory. Its connections refuse
-//     every command that may change the worker (sshfan.Config.ReadOnly). top does not
-//     record an end that it has not seen. A byte of a log counts once, by its offset, no
-//     matter by which way it came.
+//     attach, which then only takes the output into memory. Its connections refuse every
+//     command that may change the worker (sshfan.Config.ReadOnly). top does not record an
+//     end that it has not seen. A byte of a log counts once, by its offset, whichever way
+//     it came.
 package runs
 
 import (
@@ -49,8 +49,7 @@ type Deps struct {
 	Agents program.Set // the programs for workers that have no runner
 }
 
-// Locate finds a run by its name. It looks in this machine's records. If they do not have
-// the run, it asks the slices.
+// Locate finds a run by its name, in this machine's records or else on the slices.
 func Locate(ctx context.Context, d Deps, name, prefix string) (*record.Record, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil {
@@ -106,7 +105,7 @@ func locateOnWorkers(ctx context.Context, d Deps, name, prefix string) (*record.
 	return rec, nil
 }
 
-// recordOf returns the record of a run that was found on the slices of see.
+// recordOf returns a record for a run on the slices of see.
 func recordOf(d Deps, f workers.FoundRun, see sight) *record.Record {
 	rec := &record.Record{Run: f.Info.Run, Attempt: f.Info.Attempt, Project: d.Project, Zone: d.Zone, Login: f.Info.Login, Owner: f.Info.Owner,
 		Created: f.Info.Armed, Command: f.Info.Command, LogDir: record.RecordDir(d.StateDir, f.Info.Run, f.Info.Attempt), Unseen: unseen(f, see)}
@@ -118,8 +117,8 @@ func recordOf(d Deps, f workers.FoundRun, see sight) *record.Record {
 	return rec
 }
 
-// The recorded slices of a run are gone. If another machine has started the run again, on
-// slices of the same names, begunAgain returns the record of that run. Otherwise it returns
+// begunAgain is for a run whose recorded slices have gone. If another machine has started
+// the run again, on slices of the same names, it returns the record of that run, otherwise
 // nil.
 func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record, error) {
 	see, match := lookFor(ctx, d.Reach, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
@@ -141,15 +140,15 @@ func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record
 }
 
 // besides adds to now the attempts of an older record of the same name. It also gives now a
-// directory for its logs, in which they do not mix with the logs of these attempts.
+// directory in which its logs do not mix with theirs.
 func besides(now, older *record.Record) {
 	now.Attempts, now.LogDir = older.Attempts, older.Place(now.Attempt, now.Slices, now.LogDir, false)
 }
 
-// isAgain reports whether a run on other slices is the recorded run that was started again.
-// On a job's slices, which have the run's name, the answer is always yes. That includes a
-// run that has ended, because its logs may exist only there. On other slices, which several
-// users may share, the run must be active and have the same owner.
+// isAgain reports whether a run on other slices is the recorded run, started again. A job's
+// slices have the run's name, so on them the answer is yes, even for an ended run, whose
+// logs may exist only there. Several users may share other slices, so there the run must be
+// active and have the same owner.
 func isAgain(r *record.Record, f workers.FoundRun) bool {
 	if f.Info.Run != r.Run || !f.Info.Mine || f.Info.Phase == launch.Aborted {
 		return false
@@ -164,8 +163,8 @@ func several(name string, a, b workers.FoundRun, ready []tpu.Slice) error {
 }
 
 // notBegun returns the error about a job that has only a queued resource and no run on a
-// worker. Either the job waits, or its runner ended while the job waited. It returns nil if
-// there is no such resource.
+// worker: it waits, or its runner ended during the wait. It returns nil if there is no such
+// resource.
 func notBegun(ctx context.Context, d Deps, name string) error {
 	if d.OnHosts() {
 		return nil
@@ -188,10 +187,9 @@ type notBegunError struct {
 func (e *notBegunError) Error() string { return e.err.Error() }
 func (e *notBegunError) Unwrap() error { return e.err }
 
-// choose returns the run that the user means among runs of one name. This is the active
-// one, otherwise the newest. other is a run that the user could also mean: another active
-// one, or one on other workers. The number of an attempt does not count, because one worker
-// can claim any number.
+// choose returns the run that the user means among runs of one name: the active one, or
+// else the newest. other is a run that the user could also mean: another active one, or one
+// on other workers. The number of an attempt does not count: a worker can claim any number.
 func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundRun) {
 	at := max(0, slices.IndexFunc(match, func(f workers.FoundRun) bool { return f.Info.Alive() }))
 	f = match[at]
@@ -208,10 +206,9 @@ func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundR
 				known++
 			}
 		}
-		// If the workers of a run are a subset of f's workers, it is an earlier run that f
-		// has replaced. If f shares only some of the run's workers, the run used more
-		// slices. It is then an earlier run of f's only while f is active. If f has ended,
-		// too, neither is active, and the user may mean either.
+		// A run whose workers are a subset of f's is an earlier run that f has replaced. A
+		// run that shares only some workers with f used more slices. It is an earlier run
+		// of f's only while f is active. If neither is active, the user may mean either.
 		if known == 0 || known < len(o.Workers) && !f.Info.Alive() {
 			return f, &match[i]
 		}
@@ -236,8 +233,8 @@ func sliceNames(all []tpu.Slice, f workers.FoundRun) string {
 	return strings.Join(names, ", ")
 }
 
-// Recorded returns the selection of workers for a record, with the slice numbers of the
-// record. If a slice no longer exists, it has no workers in sel, and gone has its name.
+// Recorded returns the selection of workers for a record, with the record's slice numbers.
+// A slice that no longer exists has no workers in sel, and gone has its name.
 func Recorded(ctx context.Context, d Deps, rec *record.Record) (sel tpu.Selection, gone []string, err error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -270,13 +267,13 @@ type AttachOptions struct {
 	Patience   follow.Patience
 	Watch      follow.WatchOptions
 
-	// Secret returns the value of a variable in this machine's environment. Where output is
-	// shown, the variables that were secret when the run started are replaced by a mask.
+	// Secret returns the value of a variable in this machine's environment. Shown output
+	// has a mask in place of the values of variables that were secret when the run started.
 	Secret func(name string) (value string, ok bool)
 }
 
-// secrets returns the variables of the run whose values are masked. It also returns the
-// names of those whose values this machine does not know.
+// secrets returns the variables of the run with values to mask, and the names of those
+// whose values this machine does not know.
 func (o AttachOptions) secrets(rec *record.Record) (known []config.EnvVar, unknown []string) {
 	for _, name := range rec.SecretEnv {
 		if value, ok := o.Secret(name); ok {
@@ -288,8 +285,8 @@ func (o AttachOptions) secrets(rec *record.Record) (known []config.EnvVar, unkno
 	return known, unknown
 }
 
-// Attach follows a run to its end. The run was started before, on this or another machine.
-// An interrupt does not stop the run.
+// Attach follows a run, which this or another machine has started, to its end. An interrupt
+// does not stop the run.
 func Attach(ctx context.Context, d Deps, name string, o AttachOptions) (out stage.Outcome, err error) {
 	defer func() { d.CloseJournal(out, err) }()
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
@@ -314,8 +311,8 @@ func attachTo(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) 
 	return out, err
 }
 
-// attachOver follows the run of a record over SSH. It does not emit its result sum. The
-// caller does, unless sum is nil.
+// attachOver follows the run of a record over SSH. It leaves it to the caller to emit sum,
+// unless sum is nil.
 func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) (out stage.Outcome, sum *event.Summary, err error) {
 	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, gone, err := Recorded(ctx, d, rec)
@@ -340,7 +337,7 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	if err != nil {
 		return stage.Outcome{}, nil, err
 	}
-	if rec.Bucket == "" { // if there is a bucket, the workers need no lease to delete the slices
+	if rec.Bucket == "" { // with a bucket, the workers need no lease to delete the slices
 		held := renewal.Attach(ctx, renewal.Deps{Reach: d.Reach, Agents: d.Agents}, t, name)
 		defer func() { teardown.SayBilled(ctx, d.Reach, name, t.Slices, held()) }()
 	}
@@ -360,7 +357,7 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	partly := sayUnstarted(d, t, known, rec) // if the run started on only some workers, a failure there does not stop it
 	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
-		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // a user wants to know the end of the whole run, not the end of a part
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // the user wants to know the end of the whole run, not of a part
 	out, err = f.Do(ctx)
 	if err == nil {
 		err = EndOf(f)
@@ -371,9 +368,9 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	return out, f.Sum, err
 }
 
-// EndOf returns the error for a command that has followed a run. It returns an error if
-// only a part of the run succeeded, or if the run's runner stopped it. It also puts that
-// error into f's summary. It returns nil if the exit status of the run's command counts.
+// EndOf returns the error for a command that has followed a run: if only a part of the run
+// succeeded, or if the run's runner stopped it. It also puts that error into f's summary.
+// It returns nil if the exit status of the run's command counts.
 func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
 		return endOfAPart(f)
@@ -390,21 +387,20 @@ func EndOf(f *follow.Following) error {
 	return err
 }
 
-// endOfRunner returns the error with which the run's runner ended. It does so if the runner
-// stopped the command for a reason that counts more than how the command ended.
+// endOfRunner returns the error with which the run's runner ended, if it stopped the
+// command for a reason that counts more than how the command ended.
 func endOfRunner(f *follow.Following) error {
 	_, first := f.Verdict()
-	if first < 0 || f.Rec.Bucket != "" { // the bucket says how a job without runner has ended
+	if first < 0 || f.Rec.Bucket != "" { // the bucket says how a job without runner ended
 		return nil
 	}
 	return stage.EndOfRunner(f.Ends[first].Exit.Reason)
 }
 
 // NewestAttempt updates a record if the attempt on the workers is newer: another machine
-// may have started a run of this name again. It returns the workers that know the attempt,
-// or all workers if none knows it. It also returns whether the attempt may be active on any
-// worker. If the attempt belongs to another login, it returns an error, because this login
-// may not read the files of the other.
+// may have started the run again. It returns the workers that know the attempt, or all
+// workers if none does, and whether the attempt may be active on any worker. If the attempt
+// belongs to another login, whose files this login may not read, it returns an error.
 func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record) (known []tpu.WorkerID, lives bool, err error) {
 	found, errs := t.Runs(ctx)
 	answered := 0
@@ -449,8 +445,8 @@ func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *recor
 	return known, lives, nil
 }
 
-// A runner that was killed during the start may have started the run on only some workers.
-// sayUnstarted warns about the others. It reports whether there are such workers.
+// sayUnstarted warns about workers on which the run did not start: its runner may have been
+// killed during the start. It reports whether there are such workers.
 func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *record.Record) bool {
 	unstarted := slices.DeleteFunc(slices.Clone(t.IDs), func(id tpu.WorkerID) bool { return slices.Contains(known, id) })
 	if len(unstarted) == 0 {
@@ -461,9 +457,9 @@ func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *recor
 	return true
 }
 
-// Stop ends every active attempt of a run on every worker. It checks that no process is
-// left. A caller may repeat it. If the command of a job has not begun, Stop deletes what
-// the job has made. It does the same if the command has ended and its slices are kept.
+// Stop ends every active attempt of a run on every worker, and checks that no process is
+// left. It may be repeated. It deletes what a job has made if the command has not begun, or
+// has ended and its slices are kept.
 func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -478,8 +474,8 @@ func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	return stopUnbegun(ctx, d, name, o.Prefix, err)
 }
 
-// No worker knows a job. stopUnbegun deletes the job's queued resource. why is the error of
-// the search on the workers, and stopUnbegun returns it if there is no such resource.
+// stopUnbegun deletes the queued resource of a job that no worker knows. why is the error
+// of the search on the workers. stopUnbegun returns why if there is no such resource.
 func stopUnbegun(ctx context.Context, d Deps, name, prefix string, why error) error {
 	var idle *notBegunError
 	if errors.As(why, &idle) && idle.res.JobMade() && allAsked(idle.res) && prefix == "" {
@@ -541,8 +537,8 @@ func idle(ctx context.Context, t *workers.Connected, name string) error {
 	return stage.WorkersError(stage.Stopping, t.IDs, errs)
 }
 
-// The slices of a job's record are gone. stopElsewhere ends what the job has now: a request
-// that waits, or slices that another machine's runner or a later request has made.
+// stopElsewhere is for a job whose recorded slices have gone. It ends what the job has now:
+// a waiting request, or slices that another machine's runner or a later request has made.
 func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOptions) error {
 	if rec.Bucket != "" {
 		return nil
@@ -581,7 +577,7 @@ func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOption
 // any of them was active.
 //
 // It marks the newest attempt as stopped even if that has ended, because a runner may be
-// about to begin the next attempt. A runner becomes visible on a worker before it reads the
+// about to begin the next one. A runner becomes visible on a worker before it reads the
 // marks. So whoever looks after the mark was set finds every attempt that the mark does not
 // stop.
 func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
@@ -613,11 +609,11 @@ func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, g
 		stop(found[ended])
 		again, errs := t.Runs(ctx)
 		stopLiving(again)
-		if any { // the other workers had answered before
+		if any { // the other workers answered before
 			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 		}
 	}
-	if len(stopped) == 0 { // after a stop, stopAll has already reported the workers that did not answer
+	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
 		refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 	}
 	return found, any, errors.Join(refused...)
@@ -633,7 +629,7 @@ type Verified struct {
 }
 
 // Verify compares the local log of every worker of a run with the log on the worker, by
-// SHA-256. It emits the result. It returns an error if any local log is not whole and
+// SHA-256, and emits the result. It returns an error if any local log is not whole and
 // equal.
 func Verify(ctx context.Context, d Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}

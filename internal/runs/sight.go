@@ -17,10 +17,10 @@ import (
 // A sight is what the slices of a zone say about their runs.
 type sight struct {
 	slices []tpu.Slice        // slices that were asked; the Index of each is its position
-	asked  []bool             // which of them answered
-	away   []tpu.Slice        // slices that exist and did not answer, or were not asked because they are not ready
+	asked  []bool             // which of slices have answered
+	away   []tpu.Slice        // existing slices that did not answer, or were not asked because they are not ready
 	found  []workers.FoundRun // runs that the slices know
-	err    error              // why slices did not answer; those in slices did answer
+	err    error              // why some of slices did not answer
 }
 
 // survey asks worker 0 of every ready slice which runs it knows. prefix and only may limit
@@ -52,8 +52,8 @@ func survey(ctx context.Context, d *workers.Reach, prefix string, only tpu.Numbe
 	return look(ctx, d, ready, away)
 }
 
-// look asks worker 0 of every slice in the list in which runs it knows. It does not ask the
-// slices in away.
+// look asks worker 0 of every slice of in which runs it knows. It does not ask the slices
+// of away.
 func look(ctx context.Context, d *workers.Reach, in, away []tpu.Slice) sight {
 	if len(in) == 0 {
 		return sight{away: away}
@@ -72,9 +72,9 @@ func look(ctx context.Context, d *workers.Reach, in, away []tpu.Slice) sight {
 	return see
 }
 
-// Ask asks worker 0 of every slice in ready which runs it knows. The Index of each slice
-// must be its position in ready. asked says for each slice whether it answered. Even if err
-// is not nil, the result has the answers of the other slices.
+// Ask asks worker 0 of every slice of ready which runs it knows. The Index of each slice
+// must be its position in ready. asked says for each slice whether it answered. Even with
+// an error, the result has the answers of the others.
 func Ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice) (found []workers.FoundRun, asked []bool, err error) {
 	asked = make([]bool, len(ready))
 	d.Remind("workers are asked which runs they know", func() { found, err = ask(ctx, d, ready, asked) })
@@ -101,9 +101,8 @@ func ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice, asked []bool)
 }
 
 // lookFor surveys the slices and returns the runs for which is returns true. If these runs
-// lack slices, or if there are no such runs, lookFor also asks slices that are not ready
-// and that may have the run called name. It does so because a command continues while its
-// slice is under maintenance.
+// lack slices, or if there are none, it also asks slices that are not ready and may have
+// the run called name: a command continues during maintenance of its slice.
 func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
 	see := survey(ctx, d, prefix, nil, nil)
 	match := slices.DeleteFunc(slices.Clone(see.found), func(f workers.FoundRun) bool { return !is(f) })
@@ -123,9 +122,8 @@ func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func
 	return also, slices.DeleteFunc(slices.Clone(also.found), func(f workers.FoundRun) bool { return !is(f) })
 }
 
-// also are the slices that were not asked because they are not ready, and that may have a
-// part of the run called name. match is what was found of that run. rest are the other
-// slices of see.away.
+// alsoAsked divides see.away. also are slices that are not ready and may have a part of the
+// run called name. rest are the others. match is what was found of that run.
 func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []tpu.Slice) {
 	lacks := len(match) == 0 || slices.ContainsFunc(match, func(f workers.FoundRun) bool { return unseen(f, see) != nil })
 	for _, s := range see.away {
@@ -141,8 +139,8 @@ func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []t
 	return also, rest
 }
 
-// A run was found on slices in all. belongs reports whether s may have a part of it: s has
-// the same queued resource, or its name differs from theirs only in the number.
+// belongs reports whether the slice s may have a part of a run found on slices of all: s
+// has the same queued resource, or its name differs from theirs only in the number.
 func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 	return slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool {
 		has := all[id.Slice]
@@ -150,9 +148,9 @@ func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 	})
 }
 
-// unseen returns what see lacks of a run. It returns nil if see has all of it. A worker of
-// an older version does not say how many slices the run has. Then each slice that may have
-// a part counts.
+// unseen returns what see lacks of a run, or nil if it has all. A worker with an older
+// version does not say how many slices the run has: then each slice counts that may have a
+// part.
 func unseen(f workers.FoundRun, see sight) *record.Unseen {
 	lacks := f.Info.Slices - len(f.Workers) // one worker of each slice was asked
 	if f.Info.Slices > 0 && lacks <= 0 {
@@ -165,7 +163,7 @@ func unseen(f workers.FoundRun, see sight) *record.Unseen {
 		}
 		name := s.Name
 		if ok, why := s.Ready(); !ok {
-			why, _, _ = strings.Cut(why, ":") // leave out the details of the slice's health
+			why, _, _ = strings.Cut(why, ":") // without the details of the slice's health
 			name += " (" + why + ")"
 		}
 		u.Slices = append(u.Slices, name)
@@ -177,7 +175,7 @@ func unseen(f workers.FoundRun, see sight) *record.Unseen {
 	return u
 }
 
-// If rec.Unseen is set, partText says what is not known about the run.
+// partText says what is unknown about the run if rec.Unseen is set.
 func partText(rec *record.Record) string {
 	u := rec.Unseen
 	if len(u.Slices) > 0 {
@@ -187,7 +185,7 @@ func partText(rec *record.Record) string {
 }
 
 // mayRunOn returns the error that a stopped run may still be active on slices that could
-// not be asked. It returns nil if there are no such slices.
+// not be asked, or nil if there are none.
 func mayRunOn(rec *record.Record) error {
 	if rec.Unseen == nil || len(rec.Unseen.Slices) == 0 {
 		return nil
@@ -195,9 +193,8 @@ func mayRunOn(rec *record.Record) error {
 	return &stage.Error{Stage: stage.Stopping, Err: rec.Unseen.Err, Text: partText(rec), Advice: "end it there with: multihost stop " + rec.Run}
 }
 
-// Part returns the error that a command has seen only a part of a run. It returns nil if
-// the command has seen all of it. again is the command to type once the other slices
-// answer.
+// Part returns the error that a command has seen only a part of a run, or nil if it has
+// seen all. again is the command to type once the other slices answer.
 func Part(rec *record.Record, during stage.Stage, again string) error {
 	if rec.Unseen == nil {
 		return nil
@@ -209,9 +206,9 @@ func Part(rec *record.Record, during stage.Stage, again string) error {
 	return &stage.Error{Stage: during, Err: rec.Unseen.Err, Lost: true, Text: partText(rec), Advice: advice}
 }
 
-// endOfAPart returns the error for a run that succeeded on the workers that were seen, if
-// these are only a part. The others may still run or may have failed. It returns nil if f
-// follows the whole run.
+// endOfAPart returns the error for a run that succeeded on the seen workers, if these are
+// only a part: the others may still run or may have failed. It returns nil if f follows the
+// whole run.
 func endOfAPart(f *follow.Following) error {
 	err := Part(f.Rec, stage.Follow, "multihost attach "+f.Ref.Run)
 	if err != nil && f.Sum != nil {

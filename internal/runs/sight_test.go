@@ -40,7 +40,7 @@ func TestWhatIsNotSeenOfARun(t *testing.T) {
 		name string
 		f    workers.FoundRun
 		see  sight
-		want string // a part of the text; "": all of the run was seen
+		want string // a part of the text; "": the whole run was seen
 	}{
 		{"all slices know it", foundOn("r", 2, 0, 1), sight{slices: []tpu.Slice{t0, t1}}, ""},
 		{"another slice of the name does not answer", foundOn("r", 2, 0, 1), sight{slices: []tpu.Slice{t0, t1, t2}, away: []tpu.Slice{t2}}, ""},
@@ -109,7 +109,7 @@ func TestASuccessOfAPartIsNone(t *testing.T) {
 	}
 }
 
-// TestAttachEndsAsTheRun: the runner stops a run for several reasons, and attach ends in
+// TestAttachEndsAsTheRun: a runner may stop a run for several reasons, and attach ends in
 // the same way.
 func TestAttachEndsAsTheRun(t *testing.T) {
 	t.Parallel()
@@ -123,8 +123,7 @@ func TestAttachEndsAsTheRun(t *testing.T) {
 	}
 }
 
-// If slices go when their time has passed, that is not a loss. At any other time it is a
-// loss.
+// Slices that go when their time has passed are no loss. At any other time they are.
 func TestAttachToSlicesWhoseTimeIsOver(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()

@@ -19,13 +19,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// askAgain is how often WarnUnable asks the API.
+// askAgain is the pause between two questions of WarnUnable to the API.
 const askAgain = 10 * time.Second
 
-// WarnUnable warns of workers that cannot begin: they have not reported anything to the
-// bucket, and they give the reason in a guest attribute. It asks the API at most every 10
-// s, and does not repeat a warning. It returns the phase of such a worker, or "" if there
-// is none.
+// WarnUnable warns of workers that cannot begin: they have reported nothing to the bucket,
+// and give the reason in a guest attribute. It asks the API at most every 10 s, and repeats
+// no warning. It returns the phase of such a worker, or "".
 func WarnUnable(ctx context.Context, r *BucketRun, state detach.State) string {
 	if r.asked.IsZero() || r.Clock.Now().Sub(r.asked) >= askAgain {
 		r.asked, r.unable = r.Clock.Now(), findUnable(ctx, r, state)
@@ -41,15 +40,15 @@ func WarnUnable(ctx context.Context, r *BucketRun, state detach.State) string {
 	return r.unable[0].Phase
 }
 
-// findUnable asks every slice that has a worker without a report. If an answer cannot be
-// read, findUnable ignores that slice.
+// findUnable asks every slice that has a worker without a report. It ignores slices whose
+// answer cannot be read.
 func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.Seen {
 	reader, ok := provision.As[provision.AttributeReader](provider.Of(r.Cloud, r.Desc.Kind))
 	if !ok || state.Over(r.Desc) {
 		return nil
 	}
 	reported := map[tpu.WorkerID]bool{}
-	of := make([]int, len(r.Desc.Nodes)) // workers of each slice that have reported
+	of := make([]int, len(r.Desc.Nodes)) // number of workers of each slice that have reported
 	for _, w := range state.Seen {
 		if reported[w.Worker] = true; w.Worker.Slice < len(of) {
 			of[w.Worker.Slice]++
@@ -87,9 +86,9 @@ func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.
 	return found
 }
 
-// unableText says in one line what the workers say. It returns "" if they say nothing. If
-// there are several reasons, it prefers that of a worker that has tried for a long time.
-// The text is not trusted, because every process of a worker can write it.
+// unableText says in one line what the workers say, or returns "". Of several reasons, it
+// prefers that of a worker that has tried for a long time. The text is not trusted: every
+// process of a worker can write it.
 func unableText(run string, total int, found []detach.Seen) string {
 	if len(found) == 0 {
 		return ""

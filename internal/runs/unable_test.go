@@ -42,7 +42,7 @@ func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 	const (
 		refused = "run=k\nphase=failed\nattempt=0\nat=1\nmay_delete=unknown\ndetail=the job cannot be fetched: tried for 600 s; HTTP status 403: refused"
 		waits   = "run=k\nphase=boot\nattempt=0\nat=1\nmay_delete=unknown\ndetail=waiting: HTTP status 403: refused"
-		agents  = "run=k\nphase=boot\nworker=s0w0\nattempt=1\nat=1\nmay_delete=yes\ndetail=waiting: HTTP status 403: refused" // by the program
+		agents  = "run=k\nphase=boot\nworker=s0w0\nattempt=1\nat=1\nmay_delete=yes\ndetail=waiting: HTTP status 403: refused" // the text that the program writes
 	)
 	for name, c := range map[string]struct {
 		texts map[string][]string
@@ -70,7 +70,7 @@ func TestWorkersThatCannotBeginAreTold(t *testing.T) {
 		for _, id := range c.seen {
 			state.Seen = append(state.Seen, detach.Seen{Worker: id, Phase: "boot"})
 		}
-		for range 3 { // only the first asks
+		for range 3 { // only the first look asks
 			if phase := WarnUnable(t.Context(), r, state); phase != c.phase {
 				t.Errorf("%s: phase %q, want %q", name, phase, c.phase)
 			}

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A world has local slices t-0, t-1, … with one worker each. It is a provision.Provider.
+// A world is a provision.Provider with local slices t-0, t-1, … of one worker each.
 type world struct {
 	provision.Provider
 	t     *testing.T
@@ -114,7 +114,7 @@ func (w *world) holds(run string, life provision.Life) {
 	w.resources[run] = res
 }
 
-// machine returns what a command works with that runs on a machine of its own.
+// machine returns the Deps of a command on a machine of its own.
 func (w *world) machine(name string) (Deps, *testkit.Recorder) {
 	d, said := onworkers.Deps(w.t, w.fleet, w)
 	d.Access.RetryFor, d.Owner = 100*time.Millisecond, "ann@"+name
@@ -122,7 +122,7 @@ func (w *world) machine(name string) (Deps, *testkit.Recorder) {
 	return Deps{Reach: d.Reach, Keeper: d.Keeper}, said
 }
 
-// start starts a script as attempt 1 of a run on the slices in on.
+// start starts a script as attempt 1 of a run on the given slices.
 func (w *world) start(run, script string, on ...string) {
 	w.t.Helper()
 	for _, name := range on {
@@ -182,7 +182,7 @@ func TestARunIsFoundFollowedAndVerified(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `no run "unknown" on this machine's list`) {
 		t.Errorf("attach: %v", err)
 	}
-	// The slices of the run are gone, and another machine starts it again.
+	// The slices of the run have gone, and another machine starts it again.
 	for i := range 2 {
 		w.change(i, func(s *tpu.Slice) { s.UID += " again" })
 	}
@@ -217,8 +217,8 @@ func TestAStopTellsWhoWasNotReached(t *testing.T) {
 	}
 }
 
-// If a part of the run is missing, a slice that is not ready is asked, too. If that slice
-// is gone, the run is not a success.
+// If a part of the run is missing, the search also asks a slice that is not ready. If that
+// slice has gone, the run is no success.
 func TestAPartOfARunIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
@@ -367,8 +367,8 @@ func TestLeavingTheRestOfALog(t *testing.T) {
 	}
 }
 
-// Ctrl-C comes while the logs are being copied from the bucket. The state of the run is
-// already known.
+// Ctrl-C comes during the copy of the logs from the bucket. The state of the run is known
+// by then.
 func TestAnInterruptWhileLogsComeFromTheBucket(t *testing.T) {
 	for name, ended := range map[string]bool{"the command has ended": true, "the command has not started": false} {
 		t.Run(name, func(t *testing.T) {
