@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// operationLimit is how long one change may take. Creating an auto mode
-	// network takes about 40 s, deleting it about 30 s.
+	// operationLimit limits one change. Creating an auto mode network takes about 40 s,
+	// deleting it about 30 s.
 	operationLimit = 10 * time.Minute
-	// A network that a change needs may not be ready yet. notReadyLimit is how long the
-	// change is then retried.
+	// notReadyLimit is how long a change is retried if the network that it needs is not
+	// ready yet.
 	notReadyLimit = 2 * time.Minute
 )
 
-// sender sends a request that starts an operation. It is safe to repeat with
-// the same requestID.
+// sender sends a request that starts an operation. Repeating it with the same requestID is
+// safe.
 type sender func(ctx context.Context, requestID string) (*computepb.Operation, error)
 
-// calls are the calls to the APIs. A change returns when its operation has ended.
+// calls are the calls of the APIs. A change returns when its operation has ended.
 type calls struct {
 	gcp    *gcp.Client
-	lifeOf func(state string) provision.Life // of a queued resource
+	lifeOf func(state string) provision.Life // from the state of a queued resource
 
 	once sync.Once
 	api  *api
@@ -233,8 +233,8 @@ func (c *calls) deleteFirewall(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// tpuUsers returns the TPU nodes of all zones that use the network, and the queued
-// resources that do not have their nodes yet.
+// tpuUsers returns the TPU nodes of all zones on the network, and the queued resources that
+// do not have their nodes yet.
 func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -267,17 +267,17 @@ func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	}
 	switch gcp.ClassOf(err) {
 	case gcp.Permission, gcp.NotFound, gcp.Invalid:
-		// A project without the TPU API may still manage networks. A login without rights
-		// on that API may, too. The Compute API refuses to delete a network in use.
+		// A project without the TPU API, or a login without rights on it, may still manage
+		// networks. The Compute API refuses to delete a network in use.
 		event.Notef(c.gcp.Sink(), event.Debug, "", "cannot tell whether TPUs use network %q: %v", name, err)
 		return users, nil
 	}
 	return users, err
 }
 
-// change sends a request and waits until its operation ends. Either may fail because the
-// network is not ready yet. change then sends the request again with a new request id: the
-// old id stands for the operation that failed.
+// change sends a request and waits until its operation ends. If either fails because the
+// network is not ready yet, it sends the request again with a new request id: the old one
+// stands for the failed operation.
 func (c *calls) change(ctx context.Context, what, name string, send sender) error {
 	clock := c.gcp.Clock()
 	start := clock.Now()
@@ -298,9 +298,8 @@ func (c *calls) change(ctx context.Context, what, name string, send sender) erro
 	})
 }
 
-// wait polls a global operation until it is done. It does not use the client library's
-// Wait. That returns nil for a failed operation without httpErrorStatusCode, and its first
-// pause is always one second.
+// wait polls a global operation until it is done. The client library's Wait returns nil for
+// a failed operation without httpErrorStatusCode, and its first pause is always one second.
 func (c *calls) wait(ctx context.Context, op *computepb.Operation, what, name string, start time.Time) error {
 	api, err := c.clients(ctx)
 	if err != nil {

@@ -22,7 +22,7 @@ type Deletion struct {
 	Firewalls []string `json:"firewalls"`
 }
 
-// Text says what would be deleted of the network with that name.
+// Text says what would be deleted of the network called name.
 func (d Deletion) Text(name string) string {
 	switch {
 	case !d.Network:
@@ -33,13 +33,13 @@ func (d Deletion) Text(name string) string {
 	return "would delete network " + name + " with its firewall rules " + strings.Join(d.Firewalls, ", ") + "\n"
 }
 
-// Delete deletes the network called name and its firewall rules, the rules first. If the
-// network does not exist, that is a success. Delete changes nothing and returns an error in
-// these cases. multihost did not create the network (*NotOursError) or one of its rules
-// (*ForeignRulesError). TPUs or VMs use the network, or are about to (*InUseError). It does
-// the same if Compute Engine refuses to list the VMs. Only the API knows other users of the
-// network. If the API refuses because of them, Delete puts the deleted rules back and
-// returns an *InUseError. So these users can continue.
+// Delete deletes the network called name and its firewall rules, the rules first. A network
+// that does not exist counts as deleted. Delete changes nothing and returns an error if
+// multihost did not create the network (*NotOursError) or one of its rules
+// (*ForeignRulesError), if TPUs or VMs use the network or are about to (*InUseError), or if
+// Compute Engine refuses to list the VMs. Only the API knows other users of the network. If
+// it refuses because of them, Delete puts the deleted rules back, so that these users can
+// continue, and returns an *InUseError.
 func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
 	rules, err := c.planDelete(ctx, name)
@@ -61,7 +61,7 @@ func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	return d, err
 }
 
-// PlanDelete returns what Delete would delete. It returns the same errors as Delete before
+// PlanDelete returns what Delete would delete, or the error that Delete would return before
 // a change. It only reads.
 func (c *Client) PlanDelete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
@@ -81,8 +81,8 @@ func (c *Client) sayAbsent(kind, name string) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "%s %q does not exist: nothing to delete", kind, name)
 }
 
-// planDelete returns the rules to delete before the network. They are nil if there is
-// no network, and empty if it has no rules.
+// planDelete returns the rules to delete before the network: nil if there is no network,
+// empty if it has no rules.
 func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Firewall, error) {
 	if err := checkName("network", name, 63); err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Fir
 	}
 	err := c.calls.deleteNetwork(ctx, name)
 	if gcp.ClassOf(err) == gcp.NotFound {
-		err = nil // somebody was faster
+		err = nil // somebody else was faster
 	}
 	if users, ok := inUse(err); ok {
 		err = &InUseError{Network: name, Users: users, Err: err}
@@ -150,7 +150,8 @@ func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Fir
 	return err
 }
 
-// If a network could not be deleted, restore creates its removed rules again.
+// restore creates the removed rules of a network again, if the network could not be
+// deleted.
 func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) error {
 	for _, fw := range removed {
 		fw = proto.CloneOf(fw)
@@ -180,8 +181,8 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 }
 
 // waitsForNetwork reports whether a queued resource of this life will make nodes on the
-// network. A resource that failed or was suspended makes no more nodes. An active resource
-// has its nodes, which tpuUsers lists. A resource in an unknown state may make some.
+// network. A failed or suspended one makes none, and tpuUsers lists the nodes of an active
+// one. One in an unknown state may make some.
 func waitsForNetwork(q *tpuapi.QueuedResource, life provision.Life, name string) bool {
 	if q.Tpu == nil || !life.Queued() && life != provision.Provisioning {
 		return false

@@ -45,14 +45,14 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class is for gcp.ClassOf.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 
 // Fault returns the kind of its class.
 func (e *MismatchError) Fault() fault.Kind { return e.Class().Fault() }
 
-// Hint says how to get the wanted resource. For a network it also says how to use the
-// existing one.
+// Hint says how to get the wanted resource, and for a network also how to use the existing
+// one.
 func (e *MismatchError) Hint() string {
 	if e.Resource != "network" {
 		remove := "multihost network firewall delete " + e.Name
@@ -77,9 +77,8 @@ func (e *MismatchError) Hint() string {
 }
 
 // beside returns the command that creates the wanted rule under another name, for the
-// source ranges that the existing rule does not allow yet. It is "" if the existing rule
-// allows all of them, or if the existing rule denies: of two rules that match, the one that
-// denies wins.
+// source ranges that the existing rule does not allow. It is "" if the existing rule allows
+// all of them, or if it denies: of two matching rules, the one that denies wins.
 func (e *MismatchError) beside() string {
 	if slices.ContainsFunc(e.Differences, func(d Difference) bool { return d.Field == "action" }) {
 		return ""
@@ -102,8 +101,8 @@ func (e *MismatchError) beside() string {
 	return remote.CommandLine(words...)
 }
 
-// missingRanges returns the wanted source ranges that the existing rule lacks. If the rule
-// differs in something else, too, missingRanges returns all wanted ranges.
+// missingRanges returns the wanted source ranges that the existing rule lacks, or all of
+// them if the rule differs in something else, too.
 func (e *MismatchError) missingRanges() []string {
 	if len(e.Differences) != 1 || e.Differences[0].Field != "source ranges" {
 		return e.rule.SourceRanges
@@ -113,7 +112,7 @@ func (e *MismatchError) missingRanges() []string {
 	return slices.DeleteFunc(strings.Split(d.Want, ","), func(r string) bool { return slices.Contains(have, r) })
 }
 
-// takeFlags returns the flags with which the network would be asked for as it exists.
+// takeFlags returns the flags that ask for the network as it exists.
 func (e *MismatchError) takeFlags() string {
 	var flags []string
 	for _, d := range e.Differences {
@@ -134,7 +133,7 @@ type MissingError struct{ Network string }
 
 func (e *MissingError) Error() string { return fmt.Sprintf("network %q: not found", e.Network) }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class is for gcp.ClassOf.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
 // Fault returns the kind of its class.
@@ -159,7 +158,7 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("delete %s %q: not made by multihost (its description is %q)", e.Resource, e.Name, e.Description)
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class is for gcp.ClassOf.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
@@ -187,7 +186,7 @@ func (e *ForeignRulesError) Error() string {
 	return fmt.Sprintf("delete network %q: it has firewall rules that multihost did not make: %s", e.Network, strings.Join(e.Rules, ", "))
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class is for gcp.ClassOf.
 func (e *ForeignRulesError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
@@ -203,9 +202,9 @@ func (e *ForeignRulesError) Hint() string {
 // uses it.
 type InUseError struct {
 	Network string
-	Verb    string   // the action that is not possible; "": delete
+	Verb    string   // the impossible action; "": delete
 	Users   []string // "TPU node t-0 (us-central2-b)", "VM v-0 (us-east5-a)"
-	Err     error    // the API's answer; nil if the API was not asked
+	Err     error    // the API's answer; nil if there was no request
 }
 
 func (e *InUseError) Error() string {
@@ -219,7 +218,7 @@ func (e *InUseError) Error() string {
 // Unwrap returns the API's answer.
 func (e *InUseError) Unwrap() error { return e.Err }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class is for gcp.ClassOf.
 func (e *InUseError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
@@ -252,7 +251,7 @@ func (e *SlowOperationError) Error() string {
 	return fmt.Sprintf("%s: operation %s still runs after %v", e.What, e.Operation, e.Limit)
 }
 
-// Class implements the interface that gcp.ClassOf uses.
+// Class is for gcp.ClassOf.
 func (e *SlowOperationError) Class() gcp.Class { return gcp.Timeout }
 
 // Fault returns the kind of its class.
@@ -270,8 +269,8 @@ var (
 	projectText  = regexp.MustCompile(`(?i)'projects/[^/']+' was not found|project .* (not found|does not exist)`)
 )
 
-// notReady reports whether a change failed because the resource that it needs is not
-// ready yet.
+// notReady reports whether a change failed because a resource that it needs is not ready
+// yet.
 func notReady(err error) bool {
 	var op *gcp.OperationError
 	if errors.As(err, &op) {
@@ -281,8 +280,8 @@ func notReady(err error) bool {
 	return errors.As(err, &e) && e.HTTP == 400 && (e.Reason == "resourceNotReady" || notReadyText.MatchString(e.Message))
 }
 
-// inUse reports whether err says that something uses the resource. users are the users that
-// the message names.
+// inUse reports whether err says that something uses the resource. users are named in the
+// message.
 func inUse(err error) (users []string, ok bool) {
 	var op *gcp.OperationError
 	var e *gcp.Error
@@ -317,8 +316,7 @@ func userName(resource string) string {
 	return name
 }
 
-// missingProject reports whether err means that the project does not exist, and not
-// only a resource in it.
+// missingProject reports whether err means that the project itself does not exist.
 func missingProject(err error) bool {
 	return err != nil && projectText.MatchString(err.Error())
 }

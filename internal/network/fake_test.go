@@ -17,22 +17,22 @@ import (
 	"multihost/internal/testkit"
 )
 
-// fakeAPI is the part of the Compute and TPU REST APIs that these tests need.
+// fakeAPI is the part of the Compute and TPU REST APIs for these tests.
 type fakeAPI struct {
 	t  *testing.T
 	mu sync.Mutex
 
 	networks   map[string]map[string]any
 	firewalls  map[string]map[string]any
-	operations map[string]map[string]any // answered after one more poll
+	operations map[string]map[string]any // done after one more poll
 	nodes      []any
 	machines   map[string][]any // by kind: "instances"
-	secret     string           // the kind that may not be listed
+	secret     string           // the kind that nobody may list
 	writes     []string         // "POST networks", "DELETE firewalls/x"
 	requestIDs []string
 
-	// onWrite may answer a write instead of the fake: with an HTTP status and
-	// body, or with status 0 and the error of an operation.
+	// onWrite may answer a write in place of the fake: with an HTTP status and body, or
+	// with status 0 and the error of an operation.
 	onWrite func(call string, n int) (status int, body string, handled bool)
 }
 

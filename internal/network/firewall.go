@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// defaultPriority is the priority that the API gives a rule without one.
+// defaultPriority is the API's priority for a rule without one.
 const defaultPriority = 1000
 
 // A FirewallRule allows or denies incoming or outgoing traffic of one network.
@@ -27,14 +27,14 @@ type FirewallRule struct {
 	// "tcp", "tcp:22", "udp:1-1000", "all". One element may hold several,
 	// separated by commas.
 	Allow []string `json:"allow"`
-	// SourceRanges of an ingress rule. If there are none and no SourceTags,
-	// traffic may come from anywhere.
+	// SourceRanges are those of an ingress rule. Without these and SourceTags, traffic may
+	// come from anywhere.
 	SourceRanges []string `json:"source_ranges,omitempty"`
 	TargetTags   []string `json:"target_tags,omitempty"`
 	Priority     int      `json:"priority,omitempty"`  // 0: 1000
-	Direction    string   `json:"direction,omitempty"` // INGRESS when empty; or EGRESS
+	Direction    string   `json:"direction,omitempty"` // INGRESS or ""; or EGRESS
 
-	// The fields below are for existing rules only.
+	// The fields below are only for existing rules.
 	Denies     bool     `json:"denies,omitempty"` // the rule denies the traffic in Allow
 	Disabled   bool     `json:"disabled,omitempty"`
 	SourceTags []string `json:"source_tags,omitempty"`
@@ -99,7 +99,7 @@ func (r FirewallRule) Validate() error {
 	return nil
 }
 
-// allowed is one protocol and its ports. No ports means all ports.
+// allowed is one protocol and its ports. No ports means all.
 type allowed struct {
 	protocol string
 	ports    []string
@@ -173,8 +173,8 @@ func (r FirewallRule) exposes() bool {
 	return false
 }
 
-// body returns the rule in the form of the Compute API. It leaves out default values,
-// as gcloud does.
+// body returns the rule in the form of the Compute API, without default values, as gcloud
+// sends it.
 func (r FirewallRule) body(project string) *computepb.Firewall {
 	fw := &computepb.Firewall{
 		Name:        proto.String(r.Name),
@@ -263,8 +263,8 @@ func words(protocol string, ports []string) []string {
 	return out
 }
 
-// differences compares an existing rule with the wanted one. Both must have their
-// defaults set. Order and spelling do not count.
+// differences compares an existing rule with the wanted one, whatever their order and
+// spelling. Both must have their defaults set.
 func differences(have, want FirewallRule) []Difference {
 	var out []Difference
 	compare := func(field, h, w string) {
@@ -345,9 +345,9 @@ func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, err
 	return Plan{Actions: []Action{c.planRule(rule, rules)}}, nil
 }
 
-// CreateFirewall creates one rule, unless an equal rule exists. It reports whether it
-// created one. A rule without source ranges allows the whole internet, as in gcloud;
-// CreateFirewall warns about it.
+// CreateFirewall creates one rule, unless an equal one exists, and reports whether it did.
+// As in gcloud, a rule without source ranges allows the whole internet; CreateFirewall
+// warns about it.
 func (c *Client) CreateFirewall(ctx context.Context, rule FirewallRule) (created bool, err error) {
 	plan, err := c.PlanFirewall(ctx, rule)
 	if err != nil {
@@ -376,8 +376,8 @@ func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool,
 	return c.calls.deleteFirewall(ctx, name)
 }
 
-// ShowFirewalls returns the rules of network, or of all networks if network is empty,
-// sorted by network and name.
+// ShowFirewalls returns the rules of network, or of all networks if it is "", sorted by
+// network and name.
 func (c *Client) ShowFirewalls(ctx context.Context, network string) ([]FirewallRule, error) {
 	all, err := c.calls.listFirewalls(ctx)
 	if err != nil {

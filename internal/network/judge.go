@@ -19,7 +19,7 @@ import (
 
 // Traffic describes traffic to a machine of a network.
 type Traffic struct {
-	From     netip.Prefix // the traffic comes from all of these addresses
+	From     netip.Prefix // traffic from all of these addresses
 	FromTags []string     // network tags of the sending machines
 	Protocol string       // tcp, udp or icmp
 	Port     int          // port of tcp and udp
@@ -32,17 +32,17 @@ type Verdict struct {
 	Rule    *FirewallRule // the rule that decides; nil: no rule matches, so the traffic is denied
 }
 
-// Judge returns what the rules of one network do with incoming traffic. If a rule denies
-// part of the traffic, it counts as denying all of it. Judge does not know hierarchical and
-// network firewall policies. It leaves out rules for service accounts or destinations,
-// because it does not know which machines they apply to.
+// Judge returns what the rules of one network do with incoming traffic. A rule that denies
+// part of the traffic counts as denying all. Judge does not know hierarchical and network
+// firewall policies. It leaves out rules for service accounts or destinations, because it
+// does not know to which machines they apply.
 func Judge(rules []FirewallRule, t Traffic) Verdict {
 	order := slices.Clone(rules)
 	slices.SortStableFunc(order, func(a, b FirewallRule) int {
 		if c := cmp.Compare(a.withDefaults().Priority, b.withDefaults().Priority); c != 0 {
 			return c
 		}
-		return cmp.Compare(action(b), action(a)) // deny comes before allow
+		return cmp.Compare(action(b), action(a)) // deny before allow
 	})
 	for i, r := range order {
 		if r.withDefaults().Direction == "INGRESS" && !r.Disabled && !r.Limited && r.comesFrom(t) && r.reaches(t) && r.carries(t.Protocol, t.Port) {
@@ -76,7 +76,7 @@ func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(s string) bool { return slices.Contains(b, s) })
 }
 
-// numbers maps the protocol numbers that rules may use to the protocols' names.
+// numbers maps protocol numbers in rules to names.
 var numbers = map[string]string{"1": "icmp", "6": "tcp", "17": "udp"}
 
 func (r FirewallRule) carries(protocol string, port int) bool {
@@ -125,7 +125,7 @@ func Sources(rules []FirewallRule, protocol string, port int, tags []string) []n
 	return found
 }
 
-// Ranges returns the IPv4 ranges of the network's subnetworks. The key is the region.
+// Ranges returns the IPv4 ranges of the network's subnetworks, by region.
 func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]netip.Prefix, err error) {
 	opts, err := c.gcp.ComputeOptions(ctx)
 	if err != nil {
@@ -155,8 +155,8 @@ func (c *Client) Ranges(ctx context.Context, network string) (_ map[string][]net
 	return ranges, err
 }
 
-// Users returns what uses a network in any zone, or is about to: VMs, instance groups, young
-// instance templates, TPU nodes and queued resources. It does not know other users.
+// Users returns what uses a network in any zone, or is about to: VMs, instance groups,
+// young instance templates, TPU nodes and queued resources. It knows no other users.
 func (c *Client) Users(ctx context.Context, name string) ([]string, error) {
 	return c.calls.users(ctx, name)
 }

@@ -1,7 +1,6 @@
 // Package network creates, shows and deletes the VPC network over which TPU slices
-// communicate, and its firewall rules. It works in two steps. Plan reads what exists and
-// says what would change. Apply makes the changes. Applying the same options twice changes
-// nothing the second time.
+// communicate, and its firewall rules. Plan reads what exists and says what would change.
+// Apply makes the changes. The same options change nothing the second time.
 //
 // Everything that this package creates has a mark in its description. The package
 // deletes only what has the mark.
@@ -32,7 +31,7 @@ const (
 	DefaultMTU  = 8896
 	minMTU      = 1300
 	maxMTU      = 8896
-	// apiMTU is the MTU of a network for which no MTU was given.
+	// apiMTU is the MTU of a network created without one.
 	apiMTU = 1460
 
 	// IAPRange is the source of connections through Identity-Aware Proxy.
@@ -44,11 +43,11 @@ const (
 	anywhere4   = "0.0.0.0/0"
 	anywhere6   = "::/0"
 
-	// mark is the start of the description of everything that this package creates.
+	// mark begins the description of everything that this package creates.
 	mark = "made by multihost"
 )
 
-// If NoSSH is the only element of Options.SSHSourceRanges, there is no rule for SSH.
+// NoSSH as the only element of Options.SSHSourceRanges means no rule for SSH.
 const NoSSH = "none"
 
 // Options describes the network to create. Zero values mean the defaults in the
@@ -56,8 +55,8 @@ const NoSSH = "none"
 type Options struct {
 	Name        string // mtu9k
 	MTU         int    // 8896
-	SubnetMode  string // auto; or custom, legacy
-	RoutingMode string // regional; or global
+	SubnetMode  string // auto (default), custom or legacy
+	RoutingMode string // regional (default) or global
 	// SSHSourceRanges may reach tcp:22. Default: IAPRange. {NoSSH}: nobody.
 	SSHSourceRanges []string
 	// InternalRanges may reach the machines on tcp, udp and icmp. Default: the
@@ -226,9 +225,9 @@ func parseRange(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// SetMTU changes the MTU of a network and reports whether it did. If Client.Users finds a
-// user of the network, SetMTU changes nothing and returns an *InUseError. Running machines
-// keep the old MTU until they reboot, and may not reach machines with the new one.
+// SetMTU changes the MTU of a network, and reports whether it did. If Client.Users finds a
+// user of the network, it changes nothing and returns an *InUseError. Running machines keep
+// the old MTU until they reboot, and may not reach machines with the new one.
 func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
 		return false, err

@@ -285,7 +285,7 @@ func TestFirewallOfTheSeeds(t *testing.T) {
 	if !n.Said(event.Warn, "whole internet") || !n.Said(event.Warn, "--source-ranges=") {
 		t.Errorf("no warning: %v", n.Notes())
 	}
-	// The server fills in omitted fields. These are not a difference.
+	// The server fills in omitted fields, which are no difference.
 	f.firewalls["mtu9kfw"]["sourceRanges"] = []any{"0.0.0.0/0"}
 	f.firewalls["mtu9kfw"]["priority"] = 1000
 	created, err = c.CreateFirewall(t.Context(), rule)
@@ -419,7 +419,7 @@ func TestDelete(t *testing.T) {
 func TestValidate(t *testing.T) {
 	tests := []struct {
 		o    network.Options
-		want string // part of the error; empty: none
+		want string // part of the error; "": none
 	}{
 		{network.Options{}, ""},
 		{network.Options{MTU: 1300, SubnetMode: "CUSTOM", RoutingMode: "global", SSHSourceRanges: []string{network.NoSSH}}, ""},

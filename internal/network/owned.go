@@ -16,7 +16,7 @@ type Owned struct {
 	Name      string
 	Created   time.Time // zero: unknown
 	Firewalls []string  // its rules that this package created
-	Users     []string  // users of the network, from Client.Users
+	Users     []string  // from Client.Users
 }
 
 // Owned lists the networks of the project that this package created, sorted by name.

@@ -20,7 +20,7 @@ type Verb string
 const (
 	Create   Verb = "create"
 	Keep     Verb = "keep"     // the resource exists as wanted
-	Conflict Verb = "conflict" // the resource exists but differs: the plan cannot be applied
+	Conflict Verb = "conflict" // the resource exists but differs, so the plan cannot be applied
 )
 
 // An Action is one step of a Plan.
@@ -28,7 +28,7 @@ type Action struct {
 	Verb     Verb   `json:"verb"`
 	Resource string `json:"resource"` // "network" or "firewall"
 	Name     string `json:"name"`
-	Gcloud   string `json:"gcloud,omitempty"` // for a create: the gcloud command line that does the same
+	Gcloud   string `json:"gcloud,omitempty"` // for a create: the equal gcloud command line
 	Reason   string `json:"reason,omitempty"`
 
 	network  *computepb.Network
@@ -38,14 +38,12 @@ type Action struct {
 	conflict error
 }
 
-// A Plan lists what would be done, in order. It is valid only for the moment when it was
-// made.
+// A Plan lists what would be done, in order. It is valid only when it is made.
 type Plan struct {
 	Actions []Action `json:"actions"`
 }
 
-// Err returns the conflict of the plan with existing resources, or nil. It joins
-// several conflicts.
+// Err joins the plan's conflicts with existing resources, or returns nil.
 func (p Plan) Err() error {
 	var errs []error
 	for _, a := range p.Actions {
@@ -71,7 +69,7 @@ func (p Plan) Changes() int {
 }
 
 // String returns the plan for people, with one line for each resource. Below a resource to
-// be created stands the gcloud command that creates the same resource.
+// create stands the equal gcloud command.
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, a := range p.Actions {
@@ -87,8 +85,8 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-// Plan returns what has to be created for o. It only reads. Conflicts with existing
-// resources are in the plan, not in err.
+// Plan returns what must be created for o. It only reads. Conflicts with existing resources
+// are in the plan, not in err.
 func (c *Client) Plan(ctx context.Context, o Options) (Plan, error) {
 	if err := o.Validate(); err != nil {
 		return Plan{}, err
@@ -145,7 +143,7 @@ func (c *Client) planNetwork(o Options, have *computepb.Network) Action {
 	return a
 }
 
-// planRule compares rule with the rules of the project, whose names are unique over all
+// planRule compares rule with the project's rules, whose names are unique over all
 // networks. rule must have its defaults set.
 func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Action {
 	a := Action{Resource: "firewall", Name: rule.Name, rule: rule}
@@ -167,10 +165,9 @@ func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Act
 	return a
 }
 
-// Apply creates the resources of plan. It creates the network before its rules, and waits
-// until each exists. If plan has a conflict, Apply changes nothing and returns plan.Err().
-// If Apply fails half-way, the resources that it created stay, and a new Plan continues
-// from there.
+// Apply creates the resources of plan, the network before its rules, and waits until each
+// exists. If plan has a conflict, it changes nothing and returns plan.Err(). If Apply fails
+// half-way, what it has created stays, and a new Plan continues from there.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
 		return err
@@ -196,7 +193,7 @@ func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	return err
 }
 
-// phase is the name of this package's phase in events.
+// phase is this package's phase in events.
 const phase = "network"
 
 func (c *Client) apply(ctx context.Context, plan Plan) (made []string, err error) {
@@ -225,7 +222,7 @@ func (c *Client) sayUnchanged(plan Plan) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: %s as wanted", strings.Join(names, ", "))
 }
 
-// sayHints reports what users probably need next, after plan has created its resources.
+// sayHints reports what users probably need next, after plan was applied.
 func (c *Client) sayHints(plan Plan) {
 	for _, a := range plan.Actions {
 		switch {
@@ -240,8 +237,8 @@ func (c *Client) sayHints(plan Plan) {
 	}
 }
 
-// createNetwork creates the network of a. If an equal network has appeared since the
-// plan was made, that is no error.
+// createNetwork creates the network of a. An equal network that has appeared since the plan
+// is no error.
 func (c *Client) createNetwork(ctx context.Context, a Action) error {
 	err := c.calls.insertNetwork(ctx, a.Name, a.network)
 	if gcp.ClassOf(err) == gcp.AlreadyExists {

@@ -22,8 +22,7 @@ type Info struct {
 	Firewalls   []FirewallRule `json:"firewalls"`
 }
 
-// Show returns the network called name. If it does not exist, the error is a
-// *MissingError.
+// Show returns the network called name, or a *MissingError.
 func (c *Client) Show(ctx context.Context, name string) (Info, error) {
 	if err := checkName("network", name, 63); err != nil {
 		return Info{}, err

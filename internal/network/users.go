@@ -20,10 +20,9 @@ type machineList struct {
 	templates []*computepb.InstanceTemplate
 }
 
-// users returns what uses the network or is about to use it: the machines of Compute Engine
-// and the TPUs. Delete needs it. The API refuses to delete a network in use, but it does
-// not refuse to delete the rules of such a network. Without the rules, the workers of a
-// running job lose each other.
+// users returns what uses the network or is about to: machines of Compute Engine and TPUs.
+// Delete needs it, because the API refuses to delete a network in use, but not the rules of
+// such a network. Without the rules, the workers of a running job lose each other.
 func (c *calls) users(ctx context.Context, name string) ([]string, error) {
 	machines, err := c.machines(ctx)
 	if err != nil {
@@ -43,9 +42,8 @@ func (c *calls) usersAmong(ctx context.Context, machines machineList, name strin
 	return slices.Compact(all), nil
 }
 
-// on returns the machines that are on the network, and what will make machines there. These
-// are groups, and templates so young that their group may still come. A VM that is stopped
-// is on its network, too.
+// on returns the machines on the network, stopped VMs included, and what will make machines
+// there: groups, and templates so young that their group may still come.
 func (m machineList) on(network string, now time.Time) []string {
 	var users []string
 	for _, vm := range m.vms {
@@ -81,8 +79,7 @@ func hasNIC(all []*computepb.NetworkInterface, network string) bool {
 }
 
 // pathBelowProject returns the part of an address after its project:
-// "regions/R/instanceTemplates/T". One template has several addresses, but only one such
-// path.
+// "regions/R/instanceTemplates/T". A template has several addresses, but one such path.
 func pathBelowProject(address string) string {
 	if _, rest, ok := strings.Cut(address, "projects/"); ok {
 		_, address, _ = strings.Cut(rest, "/")
@@ -90,7 +87,7 @@ func pathBelowProject(address string) string {
 	return address
 }
 
-// machines reads the machines of all zones. A user who may not list them cannot know
+// machines reads the machines of all zones. Without the right to list them, nobody can know
 // whether a network is in use, so every refusal is an error.
 func (c *calls) machines(ctx context.Context) (all machineList, err error) {
 	api, err := c.clients(ctx)

@@ -37,7 +37,7 @@ func TestANetworkWithMachinesStays(t *testing.T) {
 		story    string
 		machines map[string][]any
 		secret   string
-		want     string // the user that is named; "": the network is deleted
+		want     string // the named user; "": the network is deleted
 	}{
 		{story: "nothing"},
 		{story: "a VM", machines: map[string][]any{"instances": {vm("mtu9k")}}, want: "VM v (z)"},

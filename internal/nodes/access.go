@@ -20,12 +20,12 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// MaxMetadataValue is the most bytes that one value of metadata may have, as Compute Engine
-// documents.
+// MaxMetadataValue is Compute Engine's documented limit for one value of metadata, in
+// bytes.
 const MaxMetadataValue = 262144
 
-// SSHKeys is the metadata key under which Compute Engine VMs look for the SSH keys
-// that may log in. Each line is "login:type key comment".
+// SSHKeys is the metadata key of the SSH keys that may log in to Compute Engine VMs. Each
+// line is "login:type key comment".
 const SSHKeys = "ssh-keys"
 
 const (
@@ -62,12 +62,12 @@ type access struct {
 // API, for all its workers, or one VM.
 type Holder struct {
 	Name     string            // for messages: `slice "t-0"`
-	Metadata map[string]string // as it was last listed
+	Metadata map[string]string // as last listed
 
-	// Read returns the metadata as it is.
+	// Read returns the present metadata.
 	Read func(context.Context) (map[string]string, error)
 	// Write replaces the metadata. wrote is false if somebody else was writing at the same
-	// time. The caller then reads the metadata again.
+	// time. The caller must then read the metadata again.
 	Write func(ctx context.Context, metadata map[string]string) (wrote bool, err error)
 }
 
@@ -94,13 +94,12 @@ func (c *access) node(s tpu.Slice) Holder {
 //
 // The API can only replace the whole metadata of a node, and the last writer wins.
 // EnsureKey keeps everything that it has read. It reads back what it has written, and
-// starts over if another writer has removed its entry. Another writer may read before
-// EnsureKey writes, and write after EnsureKey has checked. Such a writer still removes the
-// entry. No client can prevent this, so call EnsureKey again when a worker refuses the
-// login.
+// starts over if another writer has removed its entry. A writer that read before EnsureKey
+// wrote, and writes after EnsureKey has checked, still removes the entry. No client can
+// prevent this, so call EnsureKey again when a worker refuses the login.
 //
-// If s.Metadata has the key, EnsureKey does not read the slice: 64 slices would take 64
-// calls. To force the read, leave ssh-keys out of s.Metadata.
+// If s.Metadata has the key, EnsureKey does not read the slice: that would take 64 calls
+// for 64 slices. To force the read, leave ssh-keys out of s.Metadata.
 func (c *access) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
 	return c.ensureKey(ctx, c.node(s), login, publicKey)
 }
@@ -173,8 +172,8 @@ func (h Holder) addKey(ctx context.Context, metadata map[string]string, entry st
 	return h.Write(ctx, metadata)
 }
 
-// writeNode replaces the metadata of a node. If another update is in progress, it returns
-// no error and wrote is false.
+// writeNode replaces the metadata of a node. During another update, wrote is false and the
+// error nil.
 func (c *access) writeNode(ctx context.Context, name string, metadata map[string]string) (wrote bool, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -203,8 +202,8 @@ func appendLine(text, line string) string {
 	return text + line
 }
 
-// hasEntry reports whether ssh-keys metadata accepts entry's key for entry's login.
-// It ignores comments, and lines that have expired.
+// hasEntry reports whether ssh-keys metadata accepts entry's key for entry's login. It
+// ignores comments and expired lines.
 func hasEntry(metadata, entry string, now time.Time) bool {
 	login, key, _ := strings.Cut(entry, ":")
 	want := strings.Fields(key)
@@ -218,9 +217,8 @@ func hasEntry(metadata, entry string, now time.Time) bool {
 	return false
 }
 
-// expired reports whether the comment of a key has Google's expiring form,
-// google-ssh {"userName":"u","expireOn":"2026-01-02T03:04:05+0000"}, and its
-// time has passed.
+// expired reports whether a key's comment has Google's expiring form, google-ssh
+// {"userName":"u","expireOn":"2026-01-02T03:04:05+0000"}, and its time has passed.
 func expired(comment []string, now time.Time) bool {
 	if len(comment) < 2 || comment[0] != "google-ssh" {
 		return false
@@ -239,16 +237,16 @@ func expired(comment []string, now time.Time) bool {
 	return false
 }
 
-// A projectMetadata holds what the project's metadata says about logins.
+// A projectMetadata is what the project's metadata says about logins.
 type projectMetadata struct {
 	keys    string
 	osLogin string
-	account string // default service account of VMs; "": not known
+	account string // default service account of VMs; "": unknown
 }
 
-// cachedProject reads the project's metadata once, even when many slices ask at the same
+// cachedProject reads the project's metadata once, however many slices ask at the same
 // time. If the read fails, it returns empty metadata. An old or missing answer does not
-// harm EnsureKey: the project's keys only save it some writes.
+// harm EnsureKey, which only writes less with the project's keys.
 func (c *access) cachedProject(ctx context.Context) projectMetadata {
 	c.mu.Lock()
 	cached := c.project
@@ -303,8 +301,8 @@ func (c *access) readProject(ctx context.Context) (meta projectMetadata, err err
 	return meta, nil
 }
 
-// DefaultServiceAccount returns the service account of VMs whose request names none. It
-// returns "" if the project cannot be read.
+// DefaultServiceAccount returns the service account of VMs whose request names none, or ""
+// if the project cannot be read.
 func (c *access) DefaultServiceAccount(ctx context.Context) string {
 	return c.cachedProject(ctx).account
 }

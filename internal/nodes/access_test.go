@@ -86,7 +86,7 @@ func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
 	}
 }
 
-// Of the attributes that workers set, Attributes returns only our own.
+// Attributes returns only our own attributes, of all that workers set.
 func TestAttributesOfWorkers(t *testing.T) {
 	c := start(t, sim.Config{})
 	var asked string
@@ -152,8 +152,8 @@ func TestExpiredKeyIsAddedAnew(t *testing.T) {
 	}
 }
 
-// Two users add their keys to one slice at the same time. The API keeps only
-// the metadata that was written last.
+// Two users add their keys to one slice at the same time. The API keeps only the metadata
+// written last.
 func TestKeyPatchRace(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.make(nil)
@@ -183,7 +183,7 @@ func TestKeyPatchRace(t *testing.T) {
 	}
 }
 
-// After our write, the metadata of another writer replaces ours.
+// After our write, another writer's metadata replaces ours.
 func TestKeyLostToAnotherWriterIsAddedAgain(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.make(nil)

@@ -7,7 +7,7 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// Attributes implements provision.AttributeReader. It makes one call for the whole slice.
+// Attributes implements provision.AttributeReader, with one call for the whole slice.
 func (c *hostKeys) Attributes(ctx context.Context, slice, key string) (texts []string, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {

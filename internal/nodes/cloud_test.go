@@ -24,8 +24,7 @@ func start(t *testing.T, cfg sim.Config) *cloud {
 	return &cloud{c, nodes.New(c.GCP)}
 }
 
-// make makes the slices t-0 and t-1, with two workers each. The workers have the given
-// metadata.
+// make makes the slices t-0 and t-1, with two workers each and the given metadata.
 func (c *cloud) make(metadata map[string]string) {
 	c.T.Helper()
 	svc, err := c.GCP.TPU(c.T.Context())

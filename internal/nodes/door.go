@@ -17,7 +17,7 @@ func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string,
 	return d.Door, err
 }
 
-// A door is the present access of a key to the workers of a slice.
+// A door is a key's present access to the workers of a slice.
 type door struct {
 	provision.Door
 	osLogin bool // OS Login is on: workers ignore keys in metadata

@@ -21,7 +21,7 @@ import (
 )
 
 // attributeCalls limits how many calls for guest attributes run at once. The API would
-// refuse thousands at once with status 429.
+// refuse thousands with status 429.
 const attributeCalls = 32
 
 // hostKeys reads the host keys of workers.
@@ -34,9 +34,9 @@ type hostKeys struct {
 // the form of authorized_keys without a comment, and the name of its VM. The error
 // is provision.ErrNoHostKeys if the API does not give the keys.
 //
-// HostKeys asks for one worker at a time, because an answer about several workers does not
-// say which part belongs to which worker. A worker without keys would shift the keys of the
-// others. However many callers there are, at most attributeCalls calls run at once.
+// HostKeys asks for one worker at a time, because an answer about several does not say
+// which part belongs to which: a worker without keys would shift the keys of the others.
+// However many callers there are, at most attributeCalls calls run at once.
 func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	if err := c.attributes.Acquire(ctx, 1); err != nil {
 		return nil, "", context.Cause(ctx)
@@ -71,8 +71,8 @@ func (c *hostKeys) ask(ctx context.Context, s tpu.Slice, worker int) (keys []str
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
 		// An organization policy has switched guest attributes off, or the node does not
-		// support them. The API has several errors for this. Each of them means that nobody
-		// can get the keys.
+		// support them. The API has several errors for this. With each of them, nobody can
+		// get the keys.
 		return nil, "", fmt.Errorf("%s: %w: %w", what, provision.ErrNoHostKeys, err)
 	}
 	if err != nil {
@@ -91,8 +91,8 @@ func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys [
 			all = append(all, Attribute{item.Namespace, item.Key, item.Value})
 		}
 		found, name := HostKeysIn(all)
-		// A VM's name ends in its worker number. The keys of another worker must not
-		// be taken for this one's.
+		// A VM's name ends in its worker number. Another worker's keys must not be taken
+		// for this one's.
 		if number, ok := workerOf(name); ok && number != worker {
 			continue
 		}
@@ -107,7 +107,7 @@ func readHostKeys(answer *tpuapi.GetGuestAttributesResponse, worker int) (keys [
 // An Attribute is one guest attribute of a VM.
 type Attribute struct{ Namespace, Key, Value string }
 
-// HostKeysIn returns the SSH host keys among the guest attributes of one VM, the best key
+// HostKeysIn returns the SSH host keys among the guest attributes of one VM, best key
 // first. hostname is the name that the VM has given itself.
 func HostKeysIn(attributes []Attribute) (keys []string, hostname string) {
 	for _, item := range attributes {
@@ -126,8 +126,8 @@ func HostKeysIn(attributes []Attribute) (keys []string, hostname string) {
 	return keys, hostname
 }
 
-// isKeyOf reports whether value is the base64 form of an SSH public key of the
-// given algorithm. The decoded key begins with the algorithm's name.
+// isKeyOf reports whether value is the base64 form of an SSH public key of the algorithm.
+// The decoded key begins with the algorithm's name.
 func isKeyOf(algorithm, value string) bool {
 	if !strings.HasPrefix(algorithm, "ssh-") && !strings.HasPrefix(algorithm, "ecdsa-") {
 		return false
@@ -140,7 +140,7 @@ func isKeyOf(algorithm, value string) bool {
 	return n == len(algorithm) && len(wire) > 4+n && bytes.Equal(wire[4:4+n], []byte(algorithm))
 }
 
-// keyRank sorts first the keys that a client prefers.
+// keyRank sorts the keys that a client prefers first.
 func keyRank(key string) int {
 	switch {
 	case strings.HasPrefix(key, "ssh-ed25519 "):

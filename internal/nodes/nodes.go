@@ -1,9 +1,9 @@
-// Package nodes works on slices that exist. The Cloud TPU API calls them nodes. The package
-// reads slices and the host keys of their workers. It gives a user's key access through
-// metadata or OS Login. The package works on all slices, whoever made them.
+// Package nodes works on existing slices, whoever made them. The Cloud TPU API calls them
+// nodes. The package reads slices and the host keys of their workers, and gives a user's
+// key access through metadata or OS Login.
 //
-// The cloud holds the state. Between calls, a Client keeps only the project's metadata for
-// logins (SSH keys and OS Login).
+// The cloud holds the state: between calls, a Client remembers only the project's metadata
+// for logins (SSH keys and OS Login).
 package nodes
 
 import (
@@ -47,8 +47,8 @@ func (c api) nodeName(name string) string { return c.parent() + "/nodes/" + name
 func (c api) now() time.Time              { return c.gcp.Clock().Now() }
 func (c api) sink() event.Sink            { return c.gcp.Sink() }
 
-// Slices returns all slices of the project and zone, whoever made them, in the
-// API's order and with Index -1. It makes one call per page, not one per slice.
+// Slices returns all slices of the project and zone, whoever made them, in the API's order
+// and with Index -1. It makes one call per page, not per slice.
 func (c *Client) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -120,8 +120,8 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 		s.Network = gcp.BaseName(n.NetworkConfigs[0].Network)
 		interfaces = len(n.NetworkConfigs)
 	}
-	// A worker with several interfaces has one endpoint for each, one after the
-	// other. Its first endpoint is the one to connect to.
+	// A worker with several interfaces has one endpoint for each, one after the other.
+	// Connect to the first.
 	for i := 0; i < len(n.NetworkEndpoints); i += interfaces {
 		e := n.NetworkEndpoints[i]
 		w := tpu.Worker{Internal: e.IpAddress}
@@ -142,8 +142,8 @@ func placeOf(name string) (project, zone string) {
 	return "", ""
 }
 
-// TypeOf returns the accelerator type of a node. Some requests give chip type and
-// topology instead.
+// TypeOf returns the accelerator type of a node, even if the request gave chip type and
+// topology.
 func TypeOf(n *tpuapi.Node) string {
 	if n.AcceleratorType != "" || n.AcceleratorConfig == nil {
 		return n.AcceleratorType
@@ -157,7 +157,7 @@ func TypeOf(n *tpuapi.Node) string {
 	return n.AcceleratorConfig.Type + " " + n.AcceleratorConfig.Topology
 }
 
-// ConditionOf returns the condition of a slice from the API's words for its state and its
+// ConditionOf returns the condition of a slice from the API's words for its state and
 // health. An empty state means that the API does not list the slice.
 func ConditionOf(state, health string) tpu.Condition {
 	switch state {
@@ -171,9 +171,9 @@ func ConditionOf(state, health string) tpu.Condition {
 		return tpu.Ill
 	case "CREATING":
 		return tpu.Making
-	case "PREEMPTED", "TERMINATED": // the queued resource follows: SUSPENDING
+	case "PREEMPTED", "TERMINATED": // its queued resource becomes SUSPENDING
 		return tpu.Taken
-	case "STOPPED", "STOPPING": // the API can start only slices of one host again
+	case "STOPPED", "STOPPING": // the API can start again only slices of one host
 		return tpu.Halted
 	case "DELETING":
 		return tpu.Leaving

@@ -17,13 +17,13 @@ import (
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
-// OSLoginOptions says how to log in when OS Login is on.
+// OSLoginOptions say how to log in with OS Login.
 type OSLoginOptions struct {
-	// Account is the address of the account whose keys count. Empty means the account of
-	// the credentials.
+	// Account is the address of the account whose keys count. "" means that of the
+	// credentials.
 	Account string
 
-	// KeyLife is how long an imported key stays valid. 0 means 30 days. A key with less
+	// KeyLife is how long an imported key stays valid; 0 means 30 days. A key with less
 	// than half of KeyLife left is imported again, so that it outlives a long run.
 	KeyLife time.Duration
 }
@@ -32,7 +32,7 @@ const defaultKeyLife = 30 * 24 * time.Hour
 
 // An OSLoginError says why OS Login does not accept our key.
 type OSLoginError struct {
-	Account string // empty: unknown
+	Account string // "": unknown
 	Err     error
 }
 
@@ -45,7 +45,7 @@ func (e *OSLoginError) Error() string {
 
 func (e *OSLoginError) Unwrap() error { return e.Err }
 
-// Fault returns the kind of the API's refusal; fault.Unavailable if it has none.
+// Fault returns the kind of the API's refusal, or fault.Unavailable without one.
 func (e *OSLoginError) Fault() fault.Kind {
 	if kind := gcp.FaultOf(e.Err); kind != fault.Unknown {
 		return kind
@@ -66,30 +66,29 @@ func (e *OSLoginError) Hint() string {
 	return gcp.Hint(e.Err)
 }
 
-// profileFull reports whether the API refused a key because the profile is full. It
-// looks for the API's text, as there is no error code for it.
+// profileFull reports whether the API refused a key because the profile is full. It looks
+// for the API's text, because there is no error code.
 func profileFull(err error) bool {
 	var api *googleapi.Error
 	return errors.As(err, &api) && strings.Contains(api.Message, "profile size exceeds")
 }
 
 // Login makes sure that the workers of a slice accept publicKey, and returns the user to
-// log in as. If OS Login is off, user is login, and EnsureKey adds the key. If OS Login is
-// on, Login imports the key into the account's profile. user is then a login of that
-// profile. If the profile has the value of login, user is that one. changed reports whether
-// Login wrote anything.
+// log in as. Without OS Login, user is login, and EnsureKey adds the key. With OS Login,
+// Login imports the key into the account's profile. user is then a login of that profile:
+// login itself if the profile has it. changed reports whether Login wrote anything.
 func (c *access) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	return c.LoginTo(ctx, c.node(s), login, publicKey, o)
 }
 
-// LoginTo does what Login does, for the VMs that look for keys in the metadata of h.
+// LoginTo does what Login does, for VMs that look for keys in the metadata of h.
 func (c *access) LoginTo(ctx context.Context, h Holder, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	if !usesOSLogin(h.Metadata, c.cachedProject(ctx)) {
 		changed, err = c.ensureKey(ctx, h, login, publicKey)
 		return login, changed, err
 	}
 	// The profile is the same for all slices. Callers that ask at the same time share one
-	// answer. Only one of them reports a change.
+	// answer, and only one of them reports a change.
 	answer, err, _ := c.flight.Do("oslogin "+o.Account+" "+login+" "+publicKey, func() (any, error) {
 		return c.osLogin(ctx, login, publicKey, o)
 	})
@@ -140,8 +139,8 @@ func (c *access) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 	return result, nil
 }
 
-// importedLogin imports the key into the profile of an account, unless the profile has the
-// key for long enough. It returns the login to use.
+// importedLogin imports the key into the profile of an account, unless the key is there for
+// long enough. It returns the login to use.
 func (c *access) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
 	svc, err := c.osLoginService(ctx)
 	if err != nil {
@@ -190,7 +189,7 @@ func (c *access) loginProfile(ctx context.Context, svc *oslogin.Service, account
 	return profile, err
 }
 
-// hasLoginKey reports whether a profile has the key for at least the time atLeast from now.
+// hasLoginKey reports whether a profile has the key for at least the time atLeast.
 func (c *access) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast time.Duration) bool {
 	want := strings.Fields(publicKey)
 	end := c.now().Add(atLeast).UnixMicro()
@@ -203,8 +202,8 @@ func (c *access) hasLoginKey(p *oslogin.LoginProfile, publicKey string, atLeast 
 	return false
 }
 
-// chooseLogin returns login if the profile has it. Otherwise it returns the primary login,
-// or else the first one.
+// chooseLogin returns login if the profile has it, else the primary login, else the first
+// one.
 func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	chosen := p.PosixAccounts[0].Username
 	for _, a := range p.PosixAccounts {
@@ -220,7 +219,7 @@ func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	return chosen
 }
 
-// sayOSLogin says once that the user is not the requested login.
+// sayOSLogin says, once, that the user is not the requested login.
 func (c *access) sayOSLogin(user, login string) {
 	c.mu.Lock()
 	said := c.saidOSLogin

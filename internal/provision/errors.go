@@ -11,10 +11,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The phases of a wait for slices, as they are named in events and in DeadlineError.
+// The phases of a wait for slices, as events and DeadlineError name them.
 const (
 	PhaseQueue     = "queue"     // until there is capacity
-	PhaseSlices    = "slices"    // from the time at which the first slice has come until the last one has its capacity
+	PhaseSlices    = "slices"    // from the first slice that has come until the last one has its capacity
 	PhaseProvision = "provision" // until the slices exist
 	PhaseBoot      = "boot"      // until every slice is ready and answers
 	PhaseRecover   = "recover"   // while the provider restarts slices by itself
@@ -25,7 +25,7 @@ const (
 type ConflictError struct {
 	Commands    Commands
 	ID          string
-	Owner       string   // as Resource.Owner returns it: "run r1 of ada"
+	Owner       string   // in the form of Resource.Owner: "run r1 of ada"
 	Differences []string // each has the form "field: it has X, you asked for Y"
 }
 
@@ -42,23 +42,23 @@ func (e *ConflictError) Hint() string {
 	return "choose another name, or look at it with: " + e.Commands.Show
 }
 
-// A StateError says that a resource is in a state from which it does not become ready by
-// itself.
+// A StateError says that a resource cannot become ready by itself.
 type StateError struct {
 	Commands  Commands
 	ID        string
 	Life      Life
 	State     string // the provider's word
-	By        string // who brought it into this state, in words, or empty
-	Detail    string // the provider's own text, or empty
-	Diagnosis string // the probable reason of a failure, or empty
+	By        string // who brought it into this state, in words, or ""
+	Detail    string // the provider's own text, or ""
+	Diagnosis string // the probable reason of a failure, or ""
 	Starved   bool   // capacity or quota was lacking
 
-	Command string // what to type; "": the usual command for a resource of this life
-	Again   string // what to type after the resource is deleted, or empty
+	Command string // what to type; "": the usual command for this life
+	Again   string // what to type after the resource is deleted, or ""
 }
 
-// NewStateError returns the *StateError of a life that ends every wait, or nil.
+// NewStateError returns the *StateError for a life that ends every wait, or nil for another
+// life.
 func NewStateError(r Resource) error {
 	switch r.Life {
 	case Failed, Suspended, Suspending, Deleting:
@@ -67,7 +67,7 @@ func NewStateError(r Resource) error {
 	return nil
 }
 
-// NoCapacity reports whether the provider gave capacity or quota as the reason.
+// NoCapacity reports whether the provider named capacity or quota as the reason.
 func (e *StateError) NoCapacity() bool { return e.Starved }
 
 func (e *StateError) Error() string {
@@ -81,7 +81,8 @@ func (e *StateError) Error() string {
 	return text
 }
 
-// Fault returns fault.Temporary without capacity or quota, otherwise fault.Unavailable.
+// Fault returns fault.Temporary if capacity or quota was lacking, otherwise
+// fault.Unavailable.
 func (e *StateError) Fault() fault.Kind {
 	if e.Starved {
 		return fault.Temporary
@@ -126,27 +127,27 @@ func (e *StateError) Hint() string {
 func (e *StateError) HintWhenGone() string { return e.Again }
 
 // A DeadlineError says that a phase of a wait took longer than its limit. The resource
-// still exists or is still being deleted. State is the state that the provider returned
-// after the limit had passed.
+// still exists or is still being deleted. State is what the provider returned after the
+// limit had passed.
 type DeadlineError struct {
 	Commands Commands
 	ID       string
 	Phase    string // "queue", "slices", "provision", "boot", "delete" or "create"
 	Limit    time.Duration
 	Life     Life
-	State    string // the provider's word, or empty if it could not be read
+	State    string // the provider's word, or "" if it could not be read
 	Detail   string // what is missing; in the queue, the probable reason
 	Slices   []tpu.Slice
-	Silent   []string // names of slices that run but whose workers do not all answer
+	Silent   []string // names of running slices of which some worker does not answer
 	Err      error    // why the state could not be read, or nil
 
-	Consoles []Console // serial consoles of VMs that do not answer, the one that explains most first
+	Consoles []Console // serial consoles of VMs that do not answer; the first one explains most
 
 	Missing []Missing // slices that have not come although others have
 	Total   int       // number of slices that were asked for
 	Cost    string    // what the slices that have come cost, in words
 
-	Again string // what to type after the resource is deleted, or empty
+	Again string // what to type after the resource is deleted, or ""
 }
 
 func (e *DeadlineError) Error() string {
@@ -171,8 +172,8 @@ func (e *DeadlineError) Error() string {
 	return text
 }
 
-// Lack says, for PhaseSlices, which slices have not come and why. It also says what the
-// others have cost.
+// Lack says, for PhaseSlices, which slices have not come and why, and what the others have
+// cost.
 func (e *DeadlineError) Lack() string {
 	names, texts := make([]string, len(e.Missing)), make([]string, len(e.Missing))
 	for i, m := range e.Missing {
@@ -183,7 +184,7 @@ func (e *DeadlineError) Lack() string {
 }
 
 // GivesBack reports whether err says that slices did not come within
-// [Request.SlicesDeadline]. In this case the slices that came are to be deleted.
+// [Request.SlicesDeadline]. The slices that came must then be deleted.
 func GivesBack(err error) bool {
 	var late *DeadlineError
 	return errors.As(err, &late) && late.Phase == PhaseSlices

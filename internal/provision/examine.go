@@ -11,11 +11,11 @@ import (
 // A Permission is a right in the project that commands need.
 type Permission struct {
 	Name     string // "compute.instances.list"
-	Use      string // the commands that need it, or the purpose for which they need it
+	Use      string // the commands that need it, or what they need it for
 	Required bool   // without it, no command works on slices of the provider
 }
 
-// A Permitted is a Provider that names the rights that its calls need.
+// A Permitted is a Provider that names the rights for its calls.
 type Permitted interface {
 	// Permissions returns the rights. A name may occur several times, with different uses.
 	Permissions() []Permission
@@ -24,11 +24,10 @@ type Permitted interface {
 // A ConsoleReader is a Provider that can read what VMs write to their serial consoles, even
 // before they answer SSH.
 type ConsoleReader interface {
-	// Consoles returns the ends of the consoles of those VMs of a slice that have the names
-	// in vms. If vms is empty, it chooses the VMs that have not told which worker they are.
-	// If there are no such VMs, it chooses from all VMs. It reads at most [MaxConsoles]. If
-	// a console cannot be read, the error is that of the first such console. Consoles
-	// returns the other consoles even in this case.
+	// Consoles returns the ends of the consoles of those VMs of a slice whose names are in
+	// vms. If vms is empty, it chooses VMs that have not told which worker they are, or
+	// else any VMs. It reads at most [MaxConsoles]. If consoles cannot be read, it returns
+	// the others, and the first error.
 	Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]Console, error)
 }
 
@@ -36,19 +35,19 @@ type ConsoleReader interface {
 // usually have the same reason.
 const MaxConsoles = 4
 
-// A Console is the end of what a VM has written to its serial console since it last booted.
+// A Console is the end of what a VM has written to its serial console since its last boot.
 type Console struct {
 	VM      string
-	Lines   []string // without control characters; the last line is the newest
-	Meaning string   // the meaning of a known text in it, in one clause; "": no text is known
+	Lines   []string // without control characters; the newest line is last
+	Meaning string   // the meaning of a known text in the console, in one clause; "": no text is known
 	Line    string   // the line with that text
 	Fatal   bool     // the VM cannot get further by itself
-	Hint    string   // what to type; ""
+	Hint    string   // what to type, or ""
 	Show    string   // the command that prints the whole console
-	Text    string   // everything that was read, without control characters
+	Text    string   // all that was read, without control characters
 }
 
-// String returns in one clause what the console says.
+// String returns what the console says, in one clause.
 func (c Console) String() string {
 	line := c.Line
 	if line == "" && len(c.Lines) > 0 {
@@ -63,9 +62,8 @@ func (c Console) String() string {
 	return fmt.Sprintf("VM %s: its serial console ends with: %s", c.VM, line)
 }
 
-// Foremost returns the console that explains most. That is one of a VM that cannot get
-// further. If there is none, it is one with a known text, or else the first one. all has at
-// least one console.
+// Foremost returns the console that explains most: one of a VM that cannot get further,
+// else one with a known text, else the first. all must not be empty.
 func Foremost(all []Console) Console {
 	rank := func(c Console) int {
 		switch {
@@ -81,22 +79,22 @@ func Foremost(all []Console) Console {
 
 // A Reserver is a Provider that can say whether slices can use reserved capacity.
 type Reserver interface {
-	// Reserved looks at the reservation called name, for count slices of type t. The error
-	// is of class gcp.NotFound if there is none.
+	// Reserved looks at the reservation called name for count slices of type t. If there is
+	// none, the error is of class gcp.NotFound.
 	Reserved(ctx context.Context, name string, t tpu.Type, count int) (ReservedCapacity, error)
 }
 
 // ReservedCapacity is what is known of a reservation.
 type ReservedCapacity struct {
-	Text     string   // what capacity there is, in one clause
-	Errors   []string // why slices cannot use it; each is a clause
+	Text     string   // the capacity, in one clause
+	Errors   []string // why slices cannot use it, in clauses
 	Warnings []string // what the user should know before slices use it
 	Show     string   // the command that shows the reservation
 }
 
 // An Itemizer is a Provider whose resources have several parts.
 type Itemizer interface {
-	// Items returns the parts of a resource that exist.
+	// Items returns the existing parts of a resource.
 	Items(ctx context.Context, id string) ([]Item, error)
 
 	// ItemsOf returns the parts that Create makes for r. It makes no calls.
@@ -109,6 +107,6 @@ type Item struct {
 	Name string `json:"name"`
 
 	VMs     int `json:"vms,omitempty"`     // number of VMs of the part, each with a boot disk; a part without VMs costs nothing
-	Running int `json:"running,omitempty"` // how many of these VMs are running
-	Chips   int `json:"chips,omitempty"`   // chips of all of them together
+	Running int `json:"running,omitempty"` // number of these VMs that run
+	Chips   int `json:"chips,omitempty"`   // chips of all VMs together
 }

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// The labels that mark every slice made by this program.
+// The labels of every slice made by this program.
 const (
 	LabelTool = "multihost-tool" // always ToolName
 	LabelRun  = "multihost-run"  // LabelValue of the run's name
 	LabelUser = "multihost-user" // LabelValue of the user's login
-	LabelJob  = "multihost-job"  // LabelValue of the job that deletes it when it ends
+	LabelJob  = "multihost-job"  // LabelValue of the job that deletes the resource at its end
 )
 
 // ToolName is the value of LabelTool.
@@ -18,9 +18,9 @@ const ToolName = "multihost"
 
 const maxLabel = 63
 
-// LabelValue returns s as a legal label value. It is in lower case, has '-' in place of
-// every character but a-z, 0-9, '_' and '-', and has at most 63 bytes. All labels for runs
-// and users come from LabelValue, so a search finds the labels that were written.
+// LabelValue returns s as a legal label value: in lower case, with '-' in place of every
+// character but a-z, 0-9, '_' and '-', and at most 63 bytes long. All labels for runs and
+// users come from LabelValue, so that a search finds the labels that were written.
 func LabelValue(s string) string {
 	out := strings.Map(func(r rune) rune {
 		switch {
@@ -50,13 +50,13 @@ func OwnerLabels(run, user string) map[string]string {
 	return labels
 }
 
-// JobLabels returns labels with one more. It says that the job of this run makes and
+// JobLabels returns labels and one more, which says that the job of this run makes and
 // deletes the resource.
 func JobLabels(labels map[string]string, run string) map[string]string {
 	return with(labels, map[string]string{LabelJob: LabelValue(run)})
 }
 
-// with returns a copy of labels, with more added.
+// with returns a copy of labels with more added.
 func with(labels, more map[string]string) map[string]string {
 	labels = maps.Clone(labels)
 	if labels == nil {
@@ -66,7 +66,7 @@ func with(labels, more map[string]string) map[string]string {
 	return labels
 }
 
-// Owner returns the owner that the labels of a resource name, in words.
+// Owner describes the owner that the labels of a resource name.
 func Owner(labels map[string]string) string {
 	run, user := labels[LabelRun], labels[LabelUser]
 	switch {

@@ -1,4 +1,4 @@
 package provision
 
-// A Place is where slices are.
+// A Place is a project and a zone for slices.
 type Place struct{ Project, Zone string }

@@ -1,10 +1,10 @@
-// Package provision is the seam between a job and the provider that makes its slices. A
-// [Provider] (package qr for queued resources) takes a [Request] and describes what exists
-// as a [Resource]. It translates its own words into a [Life] and a condition of each slice.
+// Package provision stands between a job and the provider that makes its slices. A
+// [Provider] (package qr for queued resources) takes a [Request], describes what exists as
+// a [Resource], and translates its own words into a [Life] and a condition of each slice.
 // [Decide] says what to do about the resource: wait for it, use it, reboot its VMs, make it
 // again, or give up. Only a provider knows its words, and only Decide judges.
 //
-// The package is pure: it reads nothing, waits for nothing and does not use a clock.
+// The package is pure: it reads nothing, waits for nothing and uses no clock.
 package provision
 
 // A Life is the stage in the life of a resource:
@@ -15,15 +15,15 @@ package provision
 //	                                                 └→ failed
 //
 // Somebody may delete a resource at every stage. A suspended or failed resource never
-// recovers. It counts against the quota until somebody deletes it. A provider that restarts
-// or replaces slices by itself keeps their capacity meanwhile. Such a resource is
+// recovers, and counts against the quota until somebody deletes it. A provider that
+// restarts or replaces slices itself keeps their capacity meanwhile. Such a resource is
 // Recovering: multihost waits for it and never deletes it.
 type Life string
 
 // The lives of a resource.
 const (
 	Absent       Life = "absent"
-	Requested    Life = "requested"    // the provider has not yet accepted it, or its word is unknown
+	Requested    Life = "requested"    // the provider has not accepted it yet, or its word is unknown
 	Waiting      Life = "waiting"      // waits for capacity; nothing exists, nothing is billed
 	Provisioning Life = "provisioning" // its slices are being made
 	Active       Life = "active"       // its slices exist, ready or not
@@ -34,8 +34,8 @@ const (
 	Deleting     Life = "deleting"
 )
 
-// Queued reports whether a resource of this life waits for its turn: it has no
-// slices yet and never had any.
+// Queued reports whether a resource of this life waits for its turn: it has no slices and
+// never had any.
 func (l Life) Queued() bool { return l == Requested || l == Waiting }
 
 // Dead reports whether a resource of this life gives no more slices. It counts against
@@ -45,18 +45,17 @@ func (l Life) Dead() bool { return l == Suspended || l == Failed }
 // Empty reports whether a resource of this life certainly has no VMs.
 func (l Life) Empty() bool { return l == Absent || l == Waiting || l.Dead() }
 
-// A Loss is why slices that were asked for cannot be used.
+// A Loss is the reason why requested slices cannot be used.
 type Loss string
 
-// The losses. Removed and Expired happen because a user wants it. The other losses happen
-// without that.
+// The losses. A user wants Removed and Expired, but not the others.
 const (
 	NoLoss         Loss = ""
 	Preempted      Loss = "preempted"
 	Maintenance    Loss = "maintenance"
 	Infrastructure Loss = "infrastructure"
 	Removed        Loss = "removed by a user"
-	Expired        Loss = "expired" // the time for which the slices were requested has passed
+	Expired        Loss = "expired" // the requested time of the slices has passed
 )
 
 // A Step is what to do next about a resource.
@@ -65,11 +64,11 @@ type Step string
 // The steps. Decide takes none of them itself.
 const (
 	StepCreate   Step = "create"
-	StepWait     Step = "wait"     // it changes by itself
+	StepWait     Step = "wait"     // the resource changes by itself
 	StepUse      Step = "use"      // every worker answers
 	StepReset    Step = "reset"    // reboot all VMs
 	StepRecreate Step = "recreate" // delete it, wait until it is gone, create it
-	StepGiveUp   Step = "give up"  // no step that is allowed here helps
+	StepGiveUp   Step = "give up"  // no allowed step helps
 )
 
 // A Reach says whether the workers of a slice answer.
@@ -77,36 +76,36 @@ type Reach string
 
 // What is known about the workers of a slice.
 const (
-	Untried Reach = ""        // nobody has tried
+	Untried Reach = ""        // not known: nobody has tried
 	Answers Reach = "answers" // every worker answers
 	Silent  Reach = "silent"  // some worker does not answer
 )
 
 // A Sight is all that is known about a resource at one moment.
 type Sight struct {
-	Kind   string // the provider's word for it: "queued resource"
+	Kind   string // the provider's word for the resource: "queued resource"
 	Life   Life
 	Word   string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
-	Detail string // the provider's text of a failure, or of what happened to its slices
+	Detail string // the provider's text about a failure, or about what happened to the slices
 
-	ByUser      bool // a user caused this life, and not the provider
-	Over        bool // the time for which its slices were requested has passed
+	ByUser      bool // a user caused this life, not the provider
+	Over        bool // the requested time of its slices has passed
 	Loss        Loss // why its slices were taken away, if the provider says so; otherwise NoLoss
 	Reclaimable bool // the provider may take its slices back at any time: spot, flex-start
 
-	Slices []SliceSight // one for each slice that it has or ought to have
+	Slices []SliceSight // one for each slice that it has or should have
 
 	Existed bool // it was seen before, and this job has not deleted it
-	Overdue bool // its life and slices have not changed for longer than is allowed in this life
-	Resets  int  // how often it was reset since its slices last answered
+	Overdue bool // its life and slices have not changed for longer than this life allows
+	Resets  int  // number of resets since its slices last answered
 }
 
 // A SliceSight is what is known about one slice.
 type SliceSight struct {
 	Name  string
 	State string // one clause about its state: "slice t-1 is PREEMPTED"
-	Loss  Loss   // why it cannot be used, if the provider says so; NoLoss if it can
-	Up    bool   // its VMs run, so they can be rebooted
+	Loss  Loss   // why the slice cannot be used, if the provider says so; NoLoss if it can
+	Up    bool   // the VMs run, so they can be rebooted
 	Reach Reach
 }
 
@@ -117,10 +116,9 @@ type Decision struct {
 	Why  string // one clause: "slice t-1 is PREEMPTED"
 }
 
-// Decide returns the next step for what s shows. It tries the milder step first. It waits
-// for states that may pass by themselves, because a VM that boots, one that migrates and
-// one that is being taken away look the same. If a wait has lasted too long, the caller
-// says so with s.Overdue.
+// Decide returns the next step for s, the mildest that may help. It waits for states that
+// may pass by themselves, because a VM that boots, one that migrates and one that is being
+// taken away look the same. s.Overdue says that a wait has lasted too long.
 func Decide(s Sight) Decision {
 	switch s.Life {
 	case Absent:
@@ -133,8 +131,8 @@ func Decide(s Sight) Decision {
 	case Active:
 		return s.active()
 	case Recovering:
-		// To delete it would throw away the capacity that the provider holds for it, no
-		// matter how long that takes.
+		// A deletion would throw away the capacity that the provider holds for it, however
+		// long the recovery takes.
 		return Decision{StepWait, Infrastructure, s.is() + ": it is restarted by itself"}
 	case Suspending, Suspended:
 		return s.overdue(StepRecreate, s.suspended())
@@ -152,7 +150,7 @@ func Decide(s Sight) Decision {
 
 func (s Sight) is() string { return "the " + s.Kind + " is " + s.Word }
 
-// If a wait has lasted too long, overdue replaces it by step.
+// overdue puts step in place of a wait that has lasted too long.
 func (s Sight) overdue(step Step, d Decision) Decision {
 	if !s.Overdue || d.Step != StepWait {
 		return d
@@ -167,7 +165,7 @@ func (s Sight) overdue(step Step, d Decision) Decision {
 	return d
 }
 
-// whileMade waits. If a slice is lost before all of them exist, it names that slice.
+// whileMade waits. If a slice is lost before all slices exist, the decision names it.
 func (s Sight) whileMade() Decision {
 	for _, slice := range s.Slices {
 		if slice.Loss == Preempted {
@@ -177,9 +175,9 @@ func (s Sight) whileMade() Decision {
 	return Decision{Step: StepWait}
 }
 
-// suspended returns the decision about slices that were taken away. If the provider does
-// not tell why, it depends on the slices: reclaimable ones count as preempted, others as
-// taken for maintenance. If their time has passed or a user took them, that counts first.
+// suspended returns the decision about slices that were taken away. An end of their time or
+// a user counts first. If the provider gives no reason, reclaimable slices count as
+// preempted, others as taken for maintenance.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {
@@ -224,11 +222,10 @@ func (s Sight) active() Decision {
 
 func (s Sight) activeSlice(slice SliceSight) Decision {
 	d := slice.decide()
-	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // this is no loss, because nobody has tried the workers yet
+	if !s.Overdue || d.Step != StepWait || d.Loss == NoLoss { // no loss, because nobody has tried the workers yet
 		return d
 	}
-	// Only VMs that run can be rebooted. A second reboot does not help more than the first
-	// one.
+	// Only running VMs can be rebooted, and a second reboot helps no more than the first.
 	if slice.Up && d.Loss == Infrastructure && s.Resets == 0 {
 		d.Step = StepReset
 		return d
@@ -250,8 +247,8 @@ func (s SliceSight) decide() Decision {
 	return Decision{Step: StepWait}
 }
 
-// rank orders decisions about single slices. The resource as a whole needs the hardest
-// step. If two steps are equal, the one with the clearer loss counts.
+// rank orders decisions about single slices. The whole resource needs the hardest step. Of
+// equal steps, the one with the clearer loss counts.
 func rank(d Decision) int {
 	steps := map[Step]int{StepUse: 0, StepWait: 1, StepReset: 2, StepRecreate: 3}
 	losses := map[Loss]int{NoLoss: 0, Infrastructure: 1, Maintenance: 2, Preempted: 3}

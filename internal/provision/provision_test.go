@@ -79,7 +79,7 @@ func TestDecide(t *testing.T) {
 }
 
 // Nothing is rebooted or deleted before its time has passed, unless it is useless. A wait
-// for a loss ends. Only a loss that the provider repairs itself may last for ever.
+// for a loss ends, unless the provider itself repairs the loss.
 func TestDecideIsPatientAndNotForEver(t *testing.T) {
 	for _, life := range []Life{Requested, Waiting, Provisioning, Active, Recovering, Suspending, Deleting, "pondering"} {
 		for _, slice := range []SliceSight{well, untried, silent, unhealthy, stopped, taken, repaired} {

@@ -6,8 +6,8 @@ import (
 	"multihost/internal/provision"
 )
 
-// Parts of a request may be left that cost nothing. They do not count as a request that
-// waits, or as a dead one that holds quota.
+// A request may leave parts that cost nothing. They are neither a waiting request nor a
+// dead one that holds quota.
 func TestRemains(t *testing.T) {
 	t.Parallel()
 	of := func(id string, life provision.Life, free bool) provision.Resource {

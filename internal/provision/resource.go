@@ -29,17 +29,17 @@ func (t Tier) Reclaimable() bool { return t == Spot || t == BestEffort || t == F
 
 // A Request says what a job wants from a provider. A provider refuses what it cannot do.
 type Request struct {
-	ID        string   // id of the resource to make
+	ID        string   // id for the new resource
 	NodeCount int      // number of slices, 1 or more
 	Nodes     []string // their names
 	Apart     bool     // the provider makes each slice separately, and its VMs do not know the other slices
 
 	Type           tpu.Type
-	Tier           Tier   // "" means Reserved if there is a Reservation, otherwise OnDemand
-	Reservation    string // name of the capacity that was reserved, or empty
+	Tier           Tier   // "": Reserved with a Reservation, otherwise OnDemand
+	Reservation    string // name of reserved capacity, or ""
 	MaxRunDuration time.Duration
 
-	// When the slices may be made. Zero means at any time.
+	// When the slices may be made. Zero means any time.
 	ValidAfterDuration time.Duration
 	ValidUntilDuration time.Duration
 	ValidAfterTime     time.Time
@@ -50,21 +50,19 @@ type Request struct {
 	Interfaces []Interface // network interfaces of each worker, if it has several; they replace Network and Subnetwork
 
 	ServiceAccount string   // account of the workers; "": the provider's default
-	Scopes         []string // what it may call
+	Scopes         []string // what the account may call
 
 	Labels   map[string]string
 	Metadata map[string]string
-	// OwnMetadata is added to Metadata. It is ignored when the request is compared with an
-	// existing resource.
+	// OwnMetadata is added to Metadata. A comparison with an existing resource ignores it.
 	OwnMetadata map[string]string
 
 	// SlicesDeadline is how long slices that have come are kept while others are missing. 0
-	// means without limit. The function that waits for the slices applies this limit. No
-	// provider does.
+	// means no limit. The wait for the slices applies this limit, not the provider.
 	SlicesDeadline time.Duration
 
-	// Own holds the settings that only one provider knows. Only that provider reads them.
-	// If a field above sets the same thing, the field above wins.
+	// Own holds settings that only one provider knows and reads. A field above goes before
+	// the same setting in Own.
 	Own any
 }
 
@@ -104,13 +102,12 @@ func (r Request) Asks() Tier {
 // RunLabel returns the label of the run.
 func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
-// MakingTime limits the time between two parts of a resource: until this time after its
-// newest part was made, its next part may still come. Nobody takes a younger part for the
-// rest of a resource that is gone. The API accepts a part within seconds. Google may refuse
-// it for minutes, and multihost then asks again.
+// MakingTime limits the time from the newest part of a resource to its next part. A younger
+// part is not taken for the rest of a resource that is gone. The API accepts a part within
+// seconds. Google may refuse it for minutes, and multihost then asks again.
 const MakingTime = 15 * time.Minute
 
-// A Resource is what a provider has made, or is to make, for one request.
+// A Resource is what a provider has made, or will make, for one request.
 type Resource struct {
 	ID       string
 	Commands Commands // its kind in words, and what a person types about it
@@ -120,26 +117,26 @@ type Resource struct {
 	State       string // the provider's own word for Life, for messages: "WAITING_FOR_RESOURCES"
 	ByUser      bool   // a user caused this life, not the provider
 	By          string // who caused it, in words: "Google (preemption or maintenance)"; "": unknown
-	Over        bool   // the time for which its slices were requested has passed
+	Over        bool   // the requested time of its slices has passed
 	Loss        Loss   // why its slices were taken away, if the provider says so; otherwise NoLoss
 	Failure     string // the provider's text about a failure, or about what happened to its slices
 	Starved     bool   // it failed because capacity or quota is lacking
 	Reclaimable bool   // the provider may take its slices back at any time
-	Free        bool   // it has no slices; its parts cost nothing and hold no quota
+	Free        bool   // without slices; its parts cost nothing and hold no quota
 
 	// Until is when the provider takes the slices back because the request limits their
-	// time. The zero time means never, or not known.
+	// time. Zero means never, or unknown.
 	Until time.Time
 
 	Type       string // accelerator type
 	Tier       Tier
 	Network    string
 	NodeCount  int
-	Nodes      []string    // names of its slices, existing or not
-	Slices     []tpu.Slice // slices that exist, in the order of Nodes; Index is the index in Nodes
-	Missing    []Missing   // slices that have not come although others have; meanwhile the others are billed
+	Nodes      []string    // names of its slices, whether they exist or not
+	Slices     []tpu.Slice // existing slices, in the order of Nodes; Index is the index in Nodes
+	Missing    []Missing   // slices that have not come although others have, which are billed meanwhile
 	Labels     map[string]string
-	Metadata   map[string]string // metadata that was requested for its VMs; nil: not known
+	Metadata   map[string]string // metadata requested for its VMs; nil: unknown
 	CreateTime time.Time
 
 	// Own is the provider's own description. Only the provider reads it.
@@ -149,17 +146,16 @@ type Resource struct {
 // A Missing slice has not come yet. Its provider makes it separately from the others.
 type Missing struct {
 	Name string
-	Why  string // what it waits for, in words
+	Why  string // what the slice waits for, in words
 }
 
-// Owner returns the owner of the resource in words, from its labels.
+// Owner describes the owner of the resource, from its labels.
 func (r Resource) Owner() string { return Owner(r.Labels) }
 
 // IsOf reports whether the resource belongs to a run of this name.
 func (r Resource) IsOf(run string) bool { return r.Labels[LabelRun] == LabelValue(run) }
 
-// JobMade reports whether a job made the resource. Such a job deletes the resource
-// when it ends.
+// JobMade reports whether a job made the resource. Such a job deletes it at its end.
 func (r Resource) JobMade() bool { return r.Labels[LabelTool] == ToolName && r.Labels[LabelJob] != "" }
 
 // Made reports whether multihost made the resource. run and user are the values of
@@ -183,16 +179,15 @@ func (r Resource) ReadySlices() int {
 // against the quota.
 func (r Resource) Dead() bool { return r.Life.Dead() }
 
-// Spent reports whether the resource is dead and none of its slices runs. Some providers
-// keep the other slices when one is lost. These are billed, and a command may run on them.
+// Spent reports whether the resource is dead and none of its slices runs. After the loss of
+// a slice, some providers keep the others. These are billed, and a command may run on them.
 func (r Resource) Spent() bool { return r.Dead() && r.ReadySlices() == 0 }
 
 // ofNoCost says what a Free resource costs: nothing.
 const ofNoCost = "costs nothing and holds no quota"
 
-// Remains is about the Free resources in all. It says what they cost and what removes them.
-// It returns "" if there are none. Those that are not dead may still be on their way to
-// more.
+// Remains says what the Free resources in all cost and what removes them, or returns "" if
+// there are none. Those that are not dead may still be on their way to more.
 func Remains(all []Resource) (text, hint string) {
 	var names, removes []string
 	unless := ""
@@ -214,7 +209,7 @@ func Remains(all []Resource) (text, hint string) {
 	return strings.Join(names, ", ") + " have no slices, cost nothing and hold no quota", unless + "remove what is left of each, such as: " + removes[0]
 }
 
-// Standing returns the state and its meaning for the bill. The text ends a sentence about a
+// Standing returns the state and its meaning for the bill, as the end of a sentence about a
 // resource that is not deleted.
 func (r Resource) Standing() string {
 	switch {
@@ -229,20 +224,20 @@ func (r Resource) Standing() string {
 }
 
 // Absence returns the sight of a resource that existed and can no longer be found. kind is
-// what messages call the resource.
+// the word for it in messages.
 func Absence(kind string) Sight {
 	return Sight{Kind: kind, Life: Absent, Word: NotFound, Existed: true}
 }
 
-// Sight combines what the provider says about r with what reach says about its slices.
-// reach takes the name of a slice. A nil reach means that no worker was tried.
+// Sight combines what the provider says about r with what reach says about the slice of
+// each name. A nil reach means that no worker was tried.
 func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	s := Sight{
 		Kind: r.Commands.Kind, Life: r.Life, Word: r.State, Detail: r.Failure, Existed: true,
 		ByUser: r.ByUser, Over: r.Over, Loss: r.Loss, Reclaimable: r.Reclaimable,
 	}
 	for _, name := range r.Nodes {
-		have := tpu.Slice{Name: name} // empty if the provider does not list the slice
+		have := tpu.Slice{Name: name} // stays empty if the provider does not list the slice
 		for _, slice := range r.Slices {
 			if slice.Name == name {
 				have = slice
@@ -257,8 +252,8 @@ func (r Resource) Sight(reach func(slice string) Reach) Sight {
 	return s
 }
 
-// SightOf describes a slice as its provider lists it. If slice has no State, the provider
-// does not list it. The Reach of the result is Untried.
+// SightOf describes a slice as its provider lists it. A slice without State is not listed.
+// The Reach of the result is Untried.
 func SightOf(slice tpu.Slice) SliceSight {
 	s := SliceSight{Name: slice.Name, Loss: Infrastructure, State: "slice " + slice.Name + " is " + slice.State}
 	switch slice.Condition {
@@ -270,7 +265,7 @@ func SightOf(slice tpu.Slice) SliceSight {
 			s.Loss = Maintenance
 		}
 		s.State += " and its health is " + slice.Health
-	case tpu.Taken: // its resource follows
+	case tpu.Taken: // decided with its resource
 		s.Loss = Preempted
 	}
 	if slice.State == "" {

@@ -10,7 +10,7 @@ import (
 // A NoTypeError says that a zone does not offer an accelerator type.
 type NoTypeError struct {
 	Type, Zone string
-	Zones      []string // zones that offer it, of those that answered; the nearest first
+	Zones      []string // zones that offer it, of those that answered, nearest first
 	Err        error    // the API's refusal
 }
 
@@ -35,7 +35,7 @@ func (e *NoTypeError) Hint() string {
 // A NoZoneError says that the zone does not exist, or has no Cloud TPU.
 type NoZoneError struct {
 	Zone string
-	Near []string // zones with similar names; the most likely one first
+	Near []string // zones with similar names, most likely first
 	Err  error    // the API's refusal
 }
 

@@ -22,7 +22,7 @@ import (
 const (
 	// explainLimit limits the time of the calls that explain a refusal.
 	explainLimit = 20 * time.Second
-	// maxNamed is how many zones one sentence names at most.
+	// maxNamed limits the zones that one sentence names.
 	maxNamed = 4
 )
 
@@ -30,12 +30,11 @@ const (
 // uses the second form for a zone that does not exist.
 var refusedType = regexp.MustCompile(`(?i)zonal accelerator configurations|requested zone "?[a-z0-9-]*"? is not supported`)
 
-// text is the API's text of a refusal or a failure. Refused reports whether it says that
-// the zone does not offer the accelerator type.
+// Refused reports whether the API's text of a refusal or a failure says that the zone does
+// not offer the accelerator type.
 func Refused(text string) bool { return refusedType.MatchString(text) }
 
-// Name returns intro and the names of zones, but at most four of them. It returns "" if
-// there are none.
+// Name returns intro and the names of zones, at most four of them, or "" if there are none.
 func Name(zones []string, intro string) string {
 	if len(zones) == 0 {
 		return ""
@@ -47,7 +46,7 @@ func Name(zones []string, intro string) string {
 	return intro + strings.Join(named, ", ") + more
 }
 
-// list returns the zones that have Cloud TPU.
+// list returns the zones with Cloud TPU.
 func list(ctx context.Context, c *gcp.Client) (zones []string, err error) {
 	svc, err := c.TPU(ctx)
 	if err != nil {
@@ -65,9 +64,8 @@ func list(ctx context.Context, c *gcp.Client) (zones []string, err error) {
 	return zones, err
 }
 
-// If the API refused a call because the zone of the client does not exist, Explain returns
-// a *NoZoneError. It returns any other error unchanged. It waits at most 20 seconds for the
-// API.
+// Explain returns a *NoZoneError if the API refused a call because the client's zone does
+// not exist, and any other error unchanged. It waits at most 20 seconds for the API.
 func Explain(ctx context.Context, c *gcp.Client, err error) error {
 	var told *NoZoneError
 	if !gcp.NoZone(err) || errors.As(err, &told) {
@@ -82,9 +80,8 @@ func Explain(ctx context.Context, c *gcp.Client, err error) error {
 	return &NoZoneError{Zone: c.Zone(), Near: near(c.Zone(), zones), Err: err}
 }
 
-// near returns the zones of the same region. If there are none, it returns the zone with
-// the most similar name, and the others of its region. It returns nil if no name is
-// similar.
+// near returns the zones of the same region, or else the zone with the most similar name
+// and the others of its region, or nil.
 func near(zone string, zones []string) (near []string) {
 	region := gcp.Region(zone)
 	if !slices.ContainsFunc(zones, func(z string) bool { return gcp.Region(z) == region }) {
@@ -104,13 +101,13 @@ func near(zone string, zones []string) (near []string) {
 
 // An Offer says which zones offer an accelerator type.
 type Offer struct {
-	Known bool     // Here is certain, because the API answered for the client's zone
+	Known bool     // Here is certain: the API answered for the client's zone
 	Here  bool     // the client's zone offers the type
-	Zones []string // other zones that offer it, those of the same region first; also empty if they did not answer
+	Zones []string // other zones that offer it, those of the same region first; also nil if they did not answer
 }
 
-// Offering asks the API which zones offer an accelerator type. If a call fails, its part of
-// the answer stays unknown. ctx limits the time.
+// Offering asks the API which zones offer an accelerator type. What a failed call would say
+// stays unknown. ctx limits the time.
 func Offering(ctx context.Context, c *gcp.Client, accelerator string) Offer {
 	svc, err := c.TPU(ctx)
 	if err != nil {
@@ -137,10 +134,10 @@ func Offering(ctx context.Context, c *gcp.Client, accelerator string) Offer {
 	return offerOf(c.Zone(), zones, errs)
 }
 
-// errs[i] is the API's answer about the type in zones[i]. offerOf returns what these
-// answers say.
+// offerOf returns what the API's answers mean. errs[i] is its answer about the type in
+// zones[i].
 func offerOf(here string, zones []string, errs []error) (o Offer) {
-	// Zones of the same region come first, because storage and network are close to them.
+	// Zones of the same region first, because storage and network are close to them.
 	var far []string
 	for i, zone := range zones {
 		switch {

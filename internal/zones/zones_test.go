@@ -80,7 +80,6 @@ func TestOfferOfZones(t *testing.T) {
 	}
 }
 
-// TestTheAPIIsAsked uses a simulated cloud.
 func TestTheAPIIsAsked(t *testing.T) {
 	c := simcloud.Start(t, sim.Config{})
 	if o := Offering(t.Context(), c.GCP, "v4-8"); !o.Known || !o.Here {
