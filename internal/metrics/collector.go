@@ -9,43 +9,43 @@ import (
 	"multihost/internal/tpu"
 )
 
-// DefaultSkip is the number of first steps of a worker that medians leave out. Step 0
-// compiles. MaxText prints an absurdly small time for one of the next steps.
+// DefaultSkip is how many first steps of a worker medians leave out. Step 0 compiles, and
+// MaxText prints an absurdly small time for one of the next steps.
 const DefaultSkip = 3
 
 // Options configure a Collector.
 type Options struct {
 	// Workers are the workers that print, in the order of their streams.
 	Workers []tpu.WorkerID
-	// Type is the accelerator type of a slice. The zero Type is unknown, and then MFU is
-	// unknown too.
+	// Type is the accelerator type of a slice. If it is the zero Type, type and MFU are
+	// unknown.
 	Type tpu.Type
-	// Pattern reads the step lines; nil reads MaxText's.
+	// Pattern reads the step lines; nil means MaxText's.
 	Pattern *Pattern
-	// Skip is the number of first steps that medians leave out. 0 means DefaultSkip, and a
-	// negative number means none.
+	// Skip is how many first steps medians leave out. 0 means DefaultSkip, a negative
+	// number none.
 	Skip int
-	// Now is the clock of a run that is being watched. Without it, times are unknown and
+	// Now is the clock of a run that is being followed. Without it, times are unknown and
 	// nothing can stall.
 	Now func() time.Time
 }
 
-// A Collector reads the training steps of one attempt out of the streams of its
-// workers. Its methods are safe for concurrent use.
+// A Collector reads the training steps of one attempt from the streams of its workers. Its
+// methods are safe for concurrent use.
 type Collector struct {
 	o       Options
 	skip    int64
 	peak    float64 // per device; NaN: unknown
 	streams []*Stream
 
-	mu       sync.Mutex // guards what follows; it is never held while a stream is locked
+	mu       sync.Mutex // guards the fields below; never held while a stream is locked
 	furthest Sample
-	reached  time.Time // when furthest was reached
+	reached  time.Time // when the run came to furthest
 	any      bool
 	bad      *BadLoss
 	stalls   []Stall
 	heard    time.Time // when the last step line or evaluation was read
-	blind    time.Time // the last time at which some worker's steps could not be read
+	blind    time.Time // the last time at which the steps of some worker could not be read
 }
 
 // NewCollector returns a Collector that has read nothing.
@@ -77,11 +77,11 @@ type Stream struct {
 	id    tpu.WorkerID
 	split splitter
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	bytes    int64
 	steps    int64
 	first    int64
-	counted  int64 // steps before it are left out of medians
+	counted  int64 // medians leave out the steps before this one
 	last     Sample
 	at       time.Time // time of the last step line
 	evals    int
@@ -141,14 +141,14 @@ func (s *Stream) step(step Step) {
 		s.counted = step.Number + s.c.skip
 	}
 	// Several processes of a worker may be one step apart. A larger step back is a return
-	// to a checkpoint. The command then compiles again.
+	// to a checkpoint, after which the command compiles again.
 	if s.steps > 0 && step.Number < s.last.Step-1 {
 		s.restarts++
 		s.first = min(s.first, step.Number)
 		s.counted = step.Number + s.c.skip
 	}
 	s.steps++
-	if step.Profiler { // a step of the profiler has no times: keep the last known ones
+	if step.Profiler { // a step of the profiler has no times: keep the last ones
 		sample.StepSeconds, sample.TFLOPs, sample.MFU, sample.Tokens = s.last.StepSeconds, s.last.TFLOPs, s.last.MFU, s.last.Tokens
 	}
 	s.last, s.at = sample, now
@@ -189,9 +189,8 @@ func (c *Collector) stepped(id tpu.WorkerID, sample Sample, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.heard = now
-	// The progress of the run is the progress of the worker that is furthest ahead. Of
-	// several such workers, the first to get there counts. A return to a checkpoint shows
-	// at the first of all workers.
+	// The progress of the run is that of the worker that is furthest ahead, or of the first
+	// to get there. A return to a checkpoint shows at the first of all workers.
 	if !c.any || sample.Step > c.furthest.Step || id == c.o.Workers[0] && sample.Step < c.furthest.Step-1 {
 		c.furthest, c.reached, c.any = sample, now, true
 	}
@@ -204,16 +203,15 @@ func unknownSample() Sample {
 	return Sample{StepSeconds: Unknown, TFLOPs: Unknown, MFU: Unknown, Tokens: Unknown, Loss: Unknown}
 }
 
-// Latest returns the newest step of the run, or false if there is none yet. It is cheap.
+// Latest returns the newest step of the run, or false if there is none. It is cheap.
 func (c *Collector) Latest() (Sample, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.furthest.seen(c.reached), c.any
 }
 
-// seen returns the sample. If it is known when the sample was read, the sample has that
-// time. The sample itself does not keep the time, because a pointer would cost an
-// allocation each step.
+// seen returns the sample with the time at which it was read, if that is known. The sample
+// itself has no time, because a pointer would cost an allocation each step.
 func (s Sample) seen(at time.Time) Sample {
 	if !at.IsZero() {
 		s.At = &at
@@ -223,8 +221,8 @@ func (s Sample) seen(at time.Time) Sample {
 
 // View says how much of the history an Attempt gets.
 type View struct {
-	Points       int // most points of the series of the run and its slices; 0 means none
-	WorkerPoints int // most points of the series of each worker; 0 means none
+	Points       int // limit for the series of the run and its slices; 0 means none
+	WorkerPoints int // limit for the series of each worker; 0 means none
 }
 
 // total sums up the figures of several workers.

@@ -27,7 +27,7 @@ func near(got metrics.Number, want float64) bool {
 	return math.Abs(float64(got)-want) <= 1e-6*math.Abs(want)
 }
 
-// TestWhatCountsForMedians leaves out compilation, the profiler, a growing
+// TestWhatCountsForMedians: compilation does not count, nor do the profiler, a growing
 // batch, and compilation again after a return to a checkpoint.
 func TestWhatCountsForMedians(t *testing.T) {
 	t.Parallel()
@@ -116,8 +116,7 @@ func TestInterleavedWorkers(t *testing.T) {
 	}
 }
 
-// seconds and last give the step times and the last steps of workers. fleet returns what
-// these workers print.
+// fleet returns the attempt of workers with the given step times and last steps.
 func fleet(t *testing.T, ids []tpu.WorkerID, ended bool, seconds func(id tpu.WorkerID) float64, last func(id tpu.WorkerID) int) metrics.Attempt {
 	t.Helper()
 	c := metrics.NewCollector(metrics.Options{Workers: ids})
@@ -198,7 +197,7 @@ func TestTimeWithoutSightIsNoStall(t *testing.T) {
 	for i := range 2 {
 		print(c, i, 1)
 	}
-	for range 300 { // a worker cannot be followed for five minutes
+	for range 300 { // for five minutes, a worker cannot be followed
 		clock.pass(time.Second)
 		c.Blind(clock.at)
 		if s, change := c.LookForStall(clock.at, time.Minute); change != metrics.StallSame {

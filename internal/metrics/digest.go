@@ -10,12 +10,12 @@ import (
 // milliseconds, so a run has far fewer distinct step times.
 const digestMost = 512
 
-// A digest counts non-negative values in bounded memory, to find their median. It is
-// exact, to the precision of float32, as long as there are few distinct values. If there
-// are more, it drops low bits of all values until there are few again.
+// A digest counts non-negative values in bounded memory, to find their median. With few
+// distinct values it is exact, to the precision of float32. With more, it drops low bits of
+// all values until there are few again.
 type digest struct {
 	n      int64
-	shift  uint // bits of the float32 that are dropped
+	shift  uint // number of dropped bits of the float32
 	keys   []uint32
 	counts []uint32
 }
@@ -38,7 +38,7 @@ func (d *digest) add(v float64) {
 	}
 }
 
-// drop joins the values that differ only in the bits to be dropped.
+// drop joins the values that differ only in the lowest shift bits.
 func (d *digest) drop(shift uint) {
 	by := shift - d.shift
 	to := 0
@@ -54,7 +54,7 @@ func (d *digest) drop(shift uint) {
 	d.keys, d.counts, d.shift = d.keys[:to], d.counts[:to], shift
 }
 
-// merge adds what other counted. Values may lose precision by it, but no count is lost.
+// merge adds what other counted. Values may lose precision, but no count is lost.
 func (d *digest) merge(other *digest) {
 	if other.n == 0 {
 		return
@@ -88,8 +88,8 @@ func (d *digest) merge(other *digest) {
 	}
 }
 
-// median returns the middle value, or the mean of the two middle values of an even number
-// of values. It returns NaN if there are none.
+// median returns the middle value, or the mean of the two middle values, or NaN if there
+// are none.
 func (d *digest) median() float64 {
 	if d.n == 0 {
 		return math.NaN()
@@ -107,8 +107,8 @@ func (d *digest) rank(r int64) float64 {
 	return math.NaN()
 }
 
-// value returns the middle of the values that are joined in key. If none are joined, it
-// returns the number that was printed, such as 121.6, and not the nearest float32.
+// value returns the middle of the values joined in key. If none are joined, that is the
+// number as printed, such as 121.6, not the nearest float32.
 func (d *digest) value(key uint32) float64 {
 	if d.shift > 0 {
 		return float64(math.Float32frombits(key<<d.shift + 1<<(d.shift-1)))
@@ -120,8 +120,7 @@ func (d *digest) value(key uint32) float64 {
 	return v
 }
 
-// precision returns a bound of the median's relative error. It returns 0 as long as no bit
-// is dropped.
+// precision returns a bound of the median's relative error, or 0 while no bit is dropped.
 func (d *digest) precision() float64 {
 	if d.shift == 0 {
 		return 0

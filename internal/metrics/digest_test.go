@@ -13,8 +13,8 @@ func exactMedian(values []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// TestMedianIsExactOrSaysHowFarOff compares with sorting, for few and many distinct values.
-// The values are split over workers in different ways, and merged.
+// TestMedianIsExactOrSaysHowFarOff compares with sorting, for few and many distinct values,
+// which are split over workers in different ways and merged.
 func TestMedianIsExactOrSaysHowFarOff(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -59,8 +59,8 @@ func TestMedianIsExactOrSaysHowFarOff(t *testing.T) {
 	}
 }
 
-// TestJoiningPointsLosesNoOutlier adds steps in any order and finds their sums
-// and extremes in the points, however few they are.
+// TestJoiningPointsLosesNoOutlier adds steps in any order, and finds their sums and
+// extremes in the points, however few points there are.
 func TestJoiningPointsLosesNoOutlier(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 3))

@@ -1,9 +1,9 @@
 // Package metrics reads training steps from the output of a command, and reports how fast
 // the training is: per worker, slice and run, and beside published figures. It names the
-// workers that lag and the workers that stopped.
+// workers that lag and those that have stopped.
 //
 // It is pure: bytes and times go in, a Document comes out. Reading costs less than a copy
-// of the bytes. Memory is bounded for any number of steps. A worker keeps at most
+// of the bytes. Memory is bounded for any number of steps: a worker keeps at most
 // seriesBuckets points of its history, and digestMost distinct values of each figure.
 //
 // Words and units are the same everywhere. A step time is in seconds. TFLOP/s and tokens/s
@@ -30,11 +30,11 @@ import (
 )
 
 // DocumentVersion is the version of Document as JSON. It grows when a field changes its
-// meaning or is removed. It does not grow when a field is added.
+// meaning or is removed, not when a field is added.
 const DocumentVersion = 1
 
-// A Number is a figure that may be unknown, which is NaN in Go and null in JSON. In JSON it
-// has seven significant digits. Infinities are null too, because JSON has none.
+// A Number is a figure that may be unknown: NaN in Go, null in JSON. In JSON it has seven
+// significant digits. Infinities are null, too, because JSON has none.
 type Number float64
 
 // Unknown is the unknown Number.
@@ -66,26 +66,25 @@ func (n *Number) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-// A Document is everything known about the training of one run. The metrics command
-// prints it, and the report page and the terminal view show it. Figures are computed
-// nowhere else.
+// A Document is everything known about the training of one run. The metrics command, the
+// report page and the terminal view show it. Figures are computed nowhere else.
 type Document struct {
 	Version   int       `json:"version"`
 	Run       string    `json:"run"`
 	Command   string    `json:"command,omitempty"`
 	Generated time.Time `json:"generated"`
 
-	AcceleratorType string `json:"accelerator_type,omitempty"` // "v5litepod-256"; empty: unknown, and so is MFU
+	AcceleratorType string `json:"accelerator_type,omitempty"` // "v5litepod-256"; "": unknown, and so is MFU
 	Generation      string `json:"generation,omitempty"`       // "v5e"
 	// PeakTFLOPs is the bf16 peak of one device. MFU is relative to it.
 	PeakTFLOPs Number `json:"peak_tflops_per_device"`
 	PeakSource string `json:"peak_source,omitempty"`
 
-	// Attempts are all attempts that left logs on this machine, oldest first. Only the last
-	// attempt has a series for each worker.
+	// Attempts are all attempts with logs on this machine, oldest first. Only the last one
+	// has a series for each worker.
 	Attempts []Attempt `json:"attempts"`
 
-	Compare *Comparison `json:"compare,omitempty"` // set if a published figure was asked for
+	Compare *Comparison `json:"compare,omitempty"` // set if the user asked for a published figure
 }
 
 // Newest returns the last attempt, or nil if there is none.
@@ -103,11 +102,11 @@ type Attempt struct {
 	Began    *time.Time `json:"began,omitempty"`
 	End      *time.Time `json:"end,omitempty"`
 	Ended    bool       `json:"ended"`               // nothing will be added to its logs
-	ExitCode *int       `json:"exit_code,omitempty"` // exit code of the first worker to fail, if the attempt has ended
-	Cause    string     `json:"cause,omitempty"`     // why it ended, unless it succeeded
+	ExitCode *int       `json:"exit_code,omitempty"` // exit code of the first worker to fail, once the attempt has ended
+	Cause    string     `json:"cause,omitempty"`     // why the attempt ended, unless it succeeded
 
-	// Skipped is the number of steps of each worker, from the first one it printed, that
-	// medians leave out. These steps contain compilation.
+	// Skipped is how many steps medians leave out of each worker, from the first one that
+	// it printed. These steps contain compilation.
 	Skipped int `json:"skipped_steps"`
 	// MedianError bounds the relative error of the medians below. 0 means that they are
 	// exact.
@@ -134,14 +133,14 @@ func (a *Attempt) Slice(number int) *Slice {
 
 // Figures holds what is known of a worker, a slice or a whole run.
 type Figures struct {
-	// Steps counts the step lines that were read, those of all workers together.
+	// Steps counts the step lines that were read, of all workers together.
 	Steps     int64 `json:"steps"`
 	FirstStep int64 `json:"first_step"` // meaningless while Steps is 0
-	// Last is the newest step. For a slice or a run it is the newest step of the worker
-	// that is furthest ahead.
+	// Last is the newest step. For a slice or a run, it is that of the worker that is
+	// furthest ahead.
 	Last Sample `json:"last"`
-	// Evaluations counts evaluations, and Restarts counts returns to an earlier step. Each
-	// is the count of the worker with the highest count.
+	// Evaluations counts evaluations, and Restarts returns to an earlier step. Each is the
+	// count of the worker with the highest count.
 	Evaluations int `json:"evaluations"`
 	Restarts    int `json:"restarts"`
 
@@ -163,7 +162,7 @@ type Worker struct {
 	Slice  int    `json:"slice"`
 	Worker int    `json:"worker"`
 	Figures
-	LogBytes int64 `json:"log_bytes"` // read so far
+	LogBytes int64 `json:"log_bytes"` // number of bytes read so far
 }
 
 // A Sample holds the figures of one step.
@@ -176,39 +175,38 @@ type Sample struct {
 	Loss        Number `json:"loss"`
 	// LossText is "NaN", "Inf" or "-Inf" if the loss is not a finite number.
 	LossText string `json:"loss_text,omitempty"`
-	// At is when the line was read while the run was followed. It is nil for lines from
+	// At is when the line was read, while the run was followed. It is nil for lines from
 	// files.
 	At *time.Time `json:"at,omitempty"`
 }
 
-// A Median holds the median of each figure over the steps that count. Skipped steps, steps
-// of the profiler and steps of a growing batch do not count. For a slice or a run it is the
-// median over the steps of all workers.
+// A Median holds the median of each figure over the steps that count, without skipped
+// steps, steps of the profiler and steps of a growing batch. For a slice or a run, it is
+// over the steps of all workers.
 type Median struct {
-	Steps       int64  `json:"steps"` // steps with a step time, of all workers together
+	Steps       int64  `json:"steps"` // number of steps with a step time, of all workers together
 	StepSeconds Number `json:"step_seconds"`
 	TFLOPs      Number `json:"tflops_per_device"`
 	MFU         Number `json:"mfu"`
 	Tokens      Number `json:"tokens_per_second_per_device"`
 }
 
-// A Series holds figures over steps, one column for each figure; the columns have equal
-// lengths. Point i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. The mean of a
-// point covers its steps. For a slice or a run it covers the steps of all workers. Min and
-// Max come from the single steps, so that no outlier is lost, however many steps are
-// joined. Skipped steps are included.
+// A Series holds figures over steps, in columns of equal length, one for each figure. Point
+// i stands for the steps Step[i] … Step[i]+StepsPerPoint-1. Its mean covers these steps,
+// for a slice or a run those of all workers. Min and Max are single steps, so that joining
+// steps loses no outlier. Skipped steps are included.
 type Series struct {
 	StepsPerPoint int64    `json:"steps_per_point"`
 	Step          []int64  `json:"step"`
-	Lines         []int64  `json:"lines"` // step lines behind the point
+	Lines         []int64  `json:"lines"` // number of step lines behind the point
 	StepSeconds   []Number `json:"step_seconds"`
 	Min           []Number `json:"step_seconds_min"`
 	Max           []Number `json:"step_seconds_max"`
 	TFLOPs        []Number `json:"tflops_per_device"`
 	MFU           []Number `json:"mfu"`
 	Tokens        []Number `json:"tokens_per_second_per_device"`
-	Loss          []Number `json:"loss"`     // mean of the finite ones
-	BadLoss       []int64  `json:"bad_loss"` // how many are NaN or infinite
+	Loss          []Number `json:"loss"`     // mean of the finite losses
+	BadLoss       []int64  `json:"bad_loss"` // number of losses that are NaN or infinite
 }
 
 // A StragglerKind says how a straggler lags.
@@ -216,14 +214,14 @@ type StragglerKind string
 
 // The kinds of Straggler.
 const (
-	SlowSteps StragglerKind = "slow_steps" // its median step time is above the others'
-	Behind    StragglerKind = "behind"     // its last step is before the others'
+	SlowSteps StragglerKind = "slow_steps" // its median step time is above that of the others
+	Behind    StragglerKind = "behind"     // its last step is before that of the others
 )
 
 // A Straggler is a worker or a whole slice that lags.
 type Straggler struct {
 	Kind    StragglerKind `json:"kind"`
-	Name    string        `json:"name"` // a worker "s0w3", or all of a slice "s1w[0-63]"
+	Name    string        `json:"name"` // a worker "s0w3", or a whole slice "s1w[0-63]"
 	Slice   int           `json:"slice"`
 	Worker  int           `json:"worker"`       // -1: the whole slice
 	Median  Number        `json:"step_seconds"` // its own median
@@ -234,7 +232,7 @@ type Straggler struct {
 	Text    string        `json:"text"` // one line for people
 }
 
-// A Stall is a time in which no worker made a further step.
+// A Stall is a time in which no worker completed a step.
 type Stall struct {
 	Began time.Time     `json:"began"` // when the last step line was read
 	Seen  time.Time     `json:"seen"`  // when the limit had passed
@@ -243,11 +241,11 @@ type Stall struct {
 	// printed.
 	First string     `json:"first"`
 	Step  int64      `json:"step"`
-	Ended *time.Time `json:"ended,omitempty"` // when steps continued; unset while they have not
+	Ended *time.Time `json:"ended,omitempty"` // when steps continued; nil while they have not
 	Text  string     `json:"text"`
 }
 
-// BadLoss says where the loss was for the first time not a finite number.
+// BadLoss says where the loss was not a finite number for the first time.
 type BadLoss struct {
 	Step   int64  `json:"step"`
 	Worker string `json:"worker"`
@@ -262,19 +260,19 @@ type Comparison struct {
 	Slices int    `json:"slices"`           // slices of the run
 	Source string `json:"source"`
 
-	// TFLOPs and MFU are the published figures for this number of slices. They are unknown
-	// if none were published.
+	// TFLOPs and MFU are the published figures for this number of slices, or unknown if
+	// there are none.
 	TFLOPs Number `json:"tflops_per_device"`
 	MFU    Number `json:"mfu"`
-	// Ratio is the run's median TFLOP/s/device divided by the published figure. It is
-	// unknown also if the run is on another generation.
+	// Ratio is the run's median TFLOP/s/device divided by the published figure. It is also
+	// unknown if the run is on another generation.
 	Ratio Number `json:"ratio"`
 	// RunEfficiency is the run's median TFLOP/s/device divided by the published figure for
 	// a single slice.
 	RunEfficiency Number `json:"run_scaling_efficiency"`
 	// Rows holds all published figures, by number of slices.
 	Rows []PublishedRow `json:"rows"`
-	// Note names what else differs between the two, such as the slice size.
+	// Note names what else differs between run and figure, such as the slice size.
 	Note string `json:"note,omitempty"`
 }
 
@@ -287,7 +285,7 @@ type PublishedRow struct {
 	Efficiency Number `json:"scaling_efficiency"`
 	// Ratio is the run's median TFLOP/s/device divided by the figure of this row.
 	Ratio Number `json:"ratio"`
-	Here  bool   `json:"here"` // the run has this number of slices
+	Here  bool   `json:"here"` // the row for the run's number of slices
 }
 
 // NewDocument returns a document without attempts. The zero Type means an unknown type.
@@ -300,8 +298,8 @@ func NewDocument(run string, kind tpu.Type, now time.Time) Document {
 	return d
 }
 
-// Below says why the run is slower than limit allows. It returns "" if the run is not
-// slower. limit is a ratio of the published TFLOP/s. Compare must be set.
+// Below says why the run is slower than limit allows, or returns "" if it is not. limit is
+// a ratio of the published TFLOP/s. Compare must be set.
 func (d *Document) Below(limit float64) string {
 	switch ratio := d.Compare.Ratio; {
 	case !ratio.Known():

@@ -5,12 +5,12 @@ import (
 )
 
 // seriesBuckets is how many points of its history a worker keeps. A chart of any width
-// shows fewer. With 64 bytes each, 2048 workers keep 34 MB.
+// shows fewer. At 64 bytes each, 2048 workers keep 34 MB.
 const seriesBuckets = 256
 
-// A bucket holds the kept figures of the steps that one point stands for.
+// A bucket holds the kept figures of the steps of one point.
 type bucket struct {
-	lines, timed, worked, fed, lossy, bad uint32 // step lines; those with a time, TFLOP/s, tokens, a finite loss, another loss
+	lines, timed, worked, fed, lossy, bad uint32 // number of step lines: all; with a time; TFLOP/s; tokens; a finite loss; another loss
 	seconds, tflops, tokens, loss         float64
 	min, max                              float32
 }
@@ -63,9 +63,9 @@ func (b *bucket) merge(o *bucket) {
 	b.loss += o.loss
 }
 
-// A history holds the steps of a worker, joined into points. The field most limits the
-// number of points. Point i stands for the steps from (first+i)·width on. width is a power
-// of two, so that the points of different workers have common borders.
+// A history holds the steps of a worker, joined into at most `most` points. Point i stands
+// for the steps from (first+i)·width on. width is a power of two, so that the points of
+// different workers have common borders.
 type history struct {
 	most    int
 	width   int64 // 0: nothing yet
@@ -73,7 +73,7 @@ type history struct {
 	buckets []bucket
 }
 
-// at returns the bucket of a step and makes it if it is missing.
+// at returns the bucket of a step, and makes it if it is missing.
 func (h *history) at(step int64) *bucket {
 	if h.width == 0 {
 		h.width, h.first = 1, step
@@ -89,7 +89,7 @@ func (h *history) at(step int64) *bucket {
 			continue
 		}
 		if n := int(last-first) + 1; n > len(h.buckets) {
-			shift := h.first - first // 0 unless the step is before all steps so far
+			shift := h.first - first // 0 unless the step is before all others
 			if len(h.buckets) == 0 {
 				shift = 0
 			}
@@ -125,7 +125,7 @@ func (h *history) widen() {
 	h.buckets, h.first, h.width = h.buckets[:to+1], first, h.width*2
 }
 
-// merge adds the steps of another history, which it does not change.
+// merge adds the steps of another history, which does not change.
 func (h *history) merge(other *history) {
 	if other.width == 0 {
 		return
@@ -143,8 +143,8 @@ func (h *history) merge(other *history) {
 	}
 }
 
-// series returns the history as columns. points limits the number of points; points that
-// have no line are left out. series returns nil if the history is empty.
+// series returns the history as columns of at most points points, without points that have
+// no line. It returns nil if the history is empty.
 func (h *history) series(points int, peak float64) *Series {
 	if h.width == 0 {
 		return nil

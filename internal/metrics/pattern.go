@@ -53,7 +53,7 @@ func (e *PatternError) Hint() string {
 // ParsePattern reads a regular expression in RE2 syntax with named groups. step is
 // required. The others are seconds, milliseconds, steps_per_second (the time of a step in
 // one of three ways), tflops (per second and device), tokens (per second and device),
-// mfu_percent and loss. The pattern is searched for in every line. The error is a
+// mfu_percent and loss. Every line is searched for the pattern. The error is a
 // *PatternError.
 func ParsePattern(text string) (*Pattern, error) {
 	re, err := regexp.Compile(text)

@@ -9,7 +9,7 @@ type Peak struct {
 	Source         string
 }
 
-// PerDevice returns the peak that MFU is relative to, in TFLOP/s.
+// PerDevice returns the peak for MFU, in TFLOP/s.
 func (p Peak) PerDevice() float64 { return p.PerChip / p.DevicesPerChip }
 
 // PeakOf returns the peak of a generation, or false if it is unknown.

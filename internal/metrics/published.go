@@ -80,9 +80,9 @@ func CheckPublished(preset string) error {
 	return nil
 }
 
-// SetComparison compares the newest attempt of d with what was published for preset. If the
-// table has several slice sizes, it takes the size of the run, or else the first one. Note
-// names what else differs. The error is an *UnpublishedError.
+// SetComparison compares the newest attempt of d with what was published for preset. Of
+// several slice sizes in the table, it takes that of the run, or else the first. Note names
+// what else differs. The error is an *UnpublishedError.
 func (d *Document) SetComparison(preset string) error {
 	if err := CheckPublished(preset); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (d *Document) SetComparison(preset string) error {
 	if t, err := tpu.ParseType(kind); err == nil && d.Generation != "" && d.Generation != t.Generation.Name {
 		run = Unknown
 	}
-	single := Number(rows[0].tflops) // the table begins with one slice
+	single := Number(rows[0].tflops) // one slice comes first in the table
 	for _, p := range rows {
 		row := PublishedRow{
 			Slices: p.slices, TFLOPs: Number(p.tflops), MFU: Number(p.mfu),

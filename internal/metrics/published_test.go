@@ -26,8 +26,8 @@ func document(t *testing.T, name string, slices int, tflops float64) metrics.Doc
 	return d
 }
 
-// TestPublishedTable recomputes MFU from TFLOP/s and the peak. So a wrong digit in the
-// table or a wrong peak shows.
+// TestPublishedTable recomputes MFU from TFLOP/s and the peak, to find wrong digits in the
+// table and wrong peaks.
 func TestPublishedTable(t *testing.T) {
 	t.Parallel()
 	if got := strings.Join(metrics.Published(), " "); got != "v5e/16b v5e/32b v5e/64b v5e/128b v4/22b v4/52b v5p/32b v5p/64b v5p/128b v5p/256b v5p/512b v5p/1024b" {

@@ -9,27 +9,27 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A run without a step for longer than both limits stands still. A checkpoint or an
-// evaluation takes minutes, which is less.
+// A run without a step for longer than both limits has stalled. A checkpoint or an
+// evaluation takes only minutes.
 const (
 	stallSteps   = 10 // median step times
 	stallAtLeast = 10 * time.Minute
 )
 
-// A StallChange is what LookForStall found out.
+// A StallChange is the result of LookForStall.
 type StallChange int
 
 // The changes of a stall.
 const (
 	StallSame  StallChange = iota // nothing new
 	StallBegan                    // steps have stopped
-	StallEnded                    // steps go on again
+	StallEnded                    // steps continue
 )
 
-// LookForStall finds out whether the workers that have not ended stand still. They do if no
-// step line and no evaluation of any of them has been read for the duration limit. A limit
-// of 0 means ten times the longest median step time of a worker, at least ten minutes.
-// Nothing stalls before the first step, which compiles. The stall is also in Attempt.
+// LookForStall finds out whether the workers that have not ended stand still: no step line
+// and no evaluation of any of them has been read for the duration limit. A limit of 0 means
+// ten times the longest median step time of a worker, at least ten minutes. Nothing stalls
+// before the first step, which compiles. Attempt has the stall, too.
 func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, StallChange) {
 	c.mu.Lock()
 	heard, blind, any := c.heard, c.blind, c.any
@@ -58,22 +58,22 @@ func (c *Collector) LookForStall(now time.Time, limit time.Duration) (Stall, Sta
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.heard.After(heard) {
-		return Stall{}, StallSame // a step line was read just now
+		return Stall{}, StallSame // a step line came just now
 	}
 	c.stalls = append(c.stalls, s)
 	return s, StallBegan
 }
 
-// Blind records that until now some worker's steps could not be read. That time does not
-// count towards a stall.
+// Blind records that the steps of some worker could not be read until now. That time does
+// not count towards a stall.
 func (c *Collector) Blind(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.blind = now
 }
 
-// AddStall adds a stall that was seen while the run was followed. When the stall ends, the
-// report of its end replaces the report of its beginning.
+// AddStall adds a stall that was seen while the run was followed. The report of its end
+// replaces that of its beginning.
 func (a *Attempt) AddStall(s Stall) {
 	for i := range a.Stalls {
 		if a.Stalls[i].Began.Equal(s.Began) {
@@ -98,9 +98,9 @@ func (c *Collector) stallLimit() time.Duration {
 	return max(stallAtLeast, time.Duration(min(longest, 1e6)*stallSteps*float64(time.Second)))
 }
 
-// stall returns a stall that names the workers that stopped first. Of the workers that
-// print steps and have not ended, these have the earliest last step. stall returns false if
-// there are no such workers.
+// stall returns a stall that names the workers that stopped first: of those that print
+// steps and have not ended, the ones with the earliest last step. It returns false if there
+// are none.
 func (c *Collector) stall(now, heard time.Time, limit time.Duration) (Stall, bool) {
 	var first []tpu.WorkerID
 	var lowest, highest int64

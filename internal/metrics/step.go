@@ -6,18 +6,18 @@ import (
 	"strconv"
 )
 
-// A Step is one step line. Figures that the line does not contain are NaN.
+// A Step is one step line. Figures missing in the line are NaN.
 type Step struct {
 	Number  int64
 	Seconds float64
 	TFLOPs  float64 // per second and device
 	MFU     float64 // as the trainer prints it; MaxText prints none
 	Tokens  float64 // per second and device
-	Loss    float64 // if HasLoss; NaN and infinities come from the line
+	Loss    float64 // if HasLoss is set; NaN and infinities come from the line
 
 	HasLoss  bool
-	Profiler bool // the profiler started or stopped in it, so it is not timed
-	Ramp     bool // its batch was still growing, so it is not comparable
+	Profiler bool // the profiler started or stopped in this step, so it is not timed
+	Ramp     bool // the batch was still growing, so the step is not comparable
 }
 
 func emptyStep() Step {
@@ -32,8 +32,8 @@ func emptyStep() Step {
 //	2023-11  TFLOP/s/device for TFLOP/s; later more fields, in any order
 //	2025-11  completed profiler activation/deactivation step: 12, total_weights: 65536, loss: 3.210
 //
-// The line may have anything before it: a logger's prefix since 2025-12, a
-// progress bar, the phase of a growing batch.
+// Anything may stand before them in the line: a logger's prefix since 2025-12, a progress
+// bar, the phase of a growing batch.
 var (
 	marker       = []byte("completed ")
 	markStep     = []byte("step: ")
@@ -120,8 +120,8 @@ func (s *Step) setLoss(value []byte) {
 	}
 }
 
-// readScalars reads the Python dictionary of the oldest lines. A value may be wrapped, as
-// in Array(3.2, dtype=float32).
+// readScalars reads the Python dictionary of the oldest lines. A value may be wrapped:
+// Array(3.2, dtype=float32).
 func (s *Step) readScalars(body []byte) {
 	if v, ok := scalar(body, "perf/step_time_seconds"); ok {
 		s.Seconds = positive(v)
@@ -165,7 +165,7 @@ func positive(value []byte) float64 {
 	return v
 }
 
-// leadingInt reads the digits that b begins with.
+// leadingInt reads the digits at the beginning of b.
 func leadingInt(b []byte) (n int64, digits int) {
 	for digits < len(b) && digits < 18 && b[digits] >= '0' && b[digits] <= '9' {
 		n = n*10 + int64(b[digits]-'0')
@@ -174,7 +174,7 @@ func leadingInt(b []byte) (n int64, digits int) {
 	return n, digits
 }
 
-// leadingFloat reads the number that b begins with, also nan and inf. It ignores what
+// leadingFloat reads the number at the beginning of b, also nan and inf. It ignores what
 // follows: a unit, a comma, a bracket.
 func leadingFloat(b []byte) (float64, bool) {
 	end := 0

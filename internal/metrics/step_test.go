@@ -10,8 +10,8 @@ import (
 	"multihost/internal/metrics"
 )
 
-// TestStepLinesOfEveryPeriod has one line of each shape that MaxText has printed. The lines
-// are put together from MaxText's format strings.
+// TestStepLinesOfEveryPeriod has one line of each form that MaxText has printed, made from
+// MaxText's format strings.
 func TestStepLinesOfEveryPeriod(t *testing.T) {
 	t.Parallel()
 	nan := math.NaN()

@@ -9,20 +9,20 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Limits from which on a worker or slice lags. Workers that train together wait for each
-// other in every step, so their medians agree within a few per cent. A median that is 1.5
-// times as large is not noise, unless steps take hardly any time.
+// The limits from which a worker or slice lags. Workers that train together wait for each
+// other in every step, so their medians agree within a few per cent. A median 1.5 times as
+// large is no noise, unless steps take hardly any time.
 const (
 	slowRatio   = 1.5
 	slowAtLeast = 0.010 // seconds above the others
-	behindSteps = 2     // MaxText prints one step late
+	behindSteps = 2     // MaxText prints each step one step late
 
-	behindAtLeast = 10 // seconds of work, while the run is live
+	behindAtLeast = 10 // seconds of work, while the run goes on
 )
 
-// stragglers returns who lags in a. First come the slices whose workers all lag, then
-// single workers, the worst first. While the run is live, being behind counts only from
-// behindAtLeast on: lines of different workers arrive at different times.
+// stragglers returns who lags in a: first the slices whose workers all lag, then single
+// workers, the worst first. During the run, being behind counts only from behindAtLeast on,
+// because lines of different workers arrive at different times.
 func stragglers(a *Attempt, live bool) []Straggler {
 	var found []Straggler
 	all := workerMedians(a)
@@ -41,7 +41,7 @@ func stragglers(a *Attempt, live bool) []Straggler {
 		for j := range a.Slices[i].Workers {
 			w := &a.Slices[i].Workers[j]
 			if slices.ContainsFunc(found, func(x Straggler) bool { return x.Slice == w.Slice && x.Worker < 0 }) {
-				continue // named with its slice
+				continue // already named with its slice
 			}
 			add(slowWorker(a, w, all))
 			add(behind(a, w, live))
@@ -88,7 +88,7 @@ func slowSlice(a *Attempt, s *Slice) (Straggler, bool) {
 	}
 	for i := range s.Workers {
 		if m := s.Workers[i].Median.StepSeconds; m.Known() && !slow(m, others) {
-			return Straggler{}, false // only some of its workers are slow, and each is named
+			return Straggler{}, false // only some workers are slow, and each is named
 		}
 	}
 	x := Straggler{Kind: SlowSteps, Name: s.fold(), Slice: s.Number, Worker: -1, Median: own, Others: others, Ratio: own / others,
@@ -115,8 +115,8 @@ func workerMedians(a *Attempt) []Number {
 	return slices.DeleteFunc(medians, func(n Number) bool { return !n.Known() })
 }
 
-// slowWorker compares a worker with the median over all workers. One straggler does not
-// move this median. If there are two workers, it compares with the faster one.
+// slowWorker compares a worker with the median over all workers, which one straggler does
+// not move, or with the faster one of two workers.
 func slowWorker(a *Attempt, w *Worker, all []Number) (Straggler, bool) {
 	own, others := w.Median.StepSeconds, middle(all)
 	if len(all) == 2 {
@@ -131,8 +131,7 @@ func slowWorker(a *Attempt, w *Worker, all []Number) (Straggler, bool) {
 	return x, true
 }
 
-// The last step of a worker may be before the last step of the run. behind returns such a
-// worker.
+// behind returns a worker whose last step is before that of the run.
 func behind(a *Attempt, w *Worker, live bool) (Straggler, bool) {
 	missing := a.Last.Step - w.Last.Step
 	if w.Steps == 0 || missing < behindSteps {
@@ -147,7 +146,7 @@ func behind(a *Attempt, w *Worker, live bool) (Straggler, bool) {
 	return x, true
 }
 
-// joinBehind makes one straggler of a slice if all workers of the slice are behind.
+// joinBehind makes one straggler of a slice whose workers are all behind.
 func joinBehind(a *Attempt, found []Straggler) []Straggler {
 	if len(a.Slices) < 2 {
 		return found

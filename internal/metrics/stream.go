@@ -3,14 +3,14 @@ package metrics
 import "bytes"
 
 // keepBytes is how many bytes of an unfinished line are kept until its end arrives. A step
-// line has a tenth of that. If a line is longer, the part that may begin with a marker is
+// line has a tenth of that. Of a longer line, the part that may begin with a marker is
 // kept.
 const keepBytes = 4 << 10
 
-// splitter finds step lines in a stream of bytes. The stream may be cut anywhere.
+// splitter finds step lines in a stream of bytes that may be cut anywhere.
 //
-// Nearly all bytes of a training log are not step lines. So chunks are not split into
-// lines. splitter searches for the marker, and reads only the lines that have it.
+// Nearly all bytes of a training log are not step lines. So it does not split chunks into
+// lines: it searches for the marker, and reads only the lines that have it.
 type splitter struct {
 	pattern *Pattern // nil: MaxText's lines
 	partial []byte   // beginning of a line whose end has not arrived
@@ -19,8 +19,8 @@ type splitter struct {
 }
 
 // hint is in every line that can matter, except the old evaluation lines, which have
-// evalHead and evalTail. The search is for a rare letter that both have. One search is
-// enough, and it is twice as fast as a search for "ompleted ".
+// evalHead and evalTail. The search is for a rare letter of all of them. One search is
+// enough, and twice as fast as one for "ompleted ".
 var (
 	hint     = []byte("pleted ")
 	evalHead = []byte("metrics after ste")
@@ -72,8 +72,8 @@ func lineEnd(b []byte) int {
 	return nl
 }
 
-// keep stores the beginning of an unfinished line. If a line is too long, it keeps the part
-// in which a marker could begin, or else the last bytes.
+// keep stores the beginning of an unfinished line. Of a line that is too long, it keeps the
+// part in which a marker could begin, or else the last bytes.
 func (s *splitter) keep(data []byte) {
 	const tail = 64 // the prefix of a growing batch, and half a marker
 	for len(data) > 0 {
@@ -95,7 +95,7 @@ func (s *splitter) keep(data []byte) {
 	}
 }
 
-// lines reads whole lines. data does not include the end of the last line.
+// lines reads whole lines. data is without the end of the last line.
 func (s *splitter) lines(data []byte) {
 	if s.pattern != nil {
 		for {
@@ -139,7 +139,7 @@ func isHint(data []byte, at int) bool {
 	if len(rest) < len(evalTail) {
 		return false
 	}
-	switch rest[1] { // nearly always says no
+	switch rest[1] { // nearly always no
 	case hint[1]:
 		return bytes.HasPrefix(rest, hint)
 	case evalTail[1]:

@@ -15,8 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// workers returns the workers of some slices. slices is the number of slices, and each the
-// number of workers in a slice.
+// workers returns the workers of this many slices, each with this many workers.
 func workers(slices, each int) []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	for s := range slices {
@@ -51,7 +50,7 @@ func collect(t testing.TB, o metrics.Options, text string, chunk int) metrics.At
 	return c.Attempt(metrics.View{Points: 256, WorkerPoints: 256})
 }
 
-// mixed is a log with all that may stand between steps.
+// mixed is a log with everything that may stand between steps.
 func mixed() string {
 	var b strings.Builder
 	b.WriteString("starting\r\nNum_devices: 256, shape (1, 256)\r\n")
@@ -67,11 +66,11 @@ func mixed() string {
 			b.WriteString(strings.Repeat("y", 9000) + "completed step: 10, seconds: 1.100, loss: 5.000\r\n")
 		}
 	}
-	b.WriteString("completed step: 20, seconds: 1.200, loss: 4.000") // no end of line
+	b.WriteString("completed step: 20, seconds: 1.200, loss: 4.000") // without the end of the line
 	return b.String()
 }
 
-// TestChunksDoNotMatter cuts a log at every place and finds the same steps.
+// TestChunksDoNotMatter cuts a log at every place. The steps must be the same.
 func TestChunksDoNotMatter(t *testing.T) {
 	t.Parallel()
 	text := mixed()
@@ -93,7 +92,7 @@ func FuzzStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, chunk uint16) {
 		whole := collect(t, metrics.Options{}, string(text), len(text)+1)
 		cut := collect(t, metrics.Options{}, string(text), int(chunk)+1)
-		long := false // the kept part of a line that is too long depends on the cut
+		long := false // what is kept of a line that is too long depends on the cut
 		for _, l := range bytes.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }) {
 			long = long || len(l) > 2000
 		}
@@ -103,7 +102,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// logChunk returns what a worker prints in some time. One of ten lines is a step.
+// logChunk returns what a worker prints in some time. One line of ten is a step.
 func logChunk() []byte {
 	var b bytes.Buffer
 	for step := range 100 {
@@ -115,7 +114,7 @@ func logChunk() []byte {
 	return b.Bytes()
 }
 
-// TestReadingAllocatesNothing checks a property that package follow needs.
+// TestReadingAllocatesNothing checks what package follow needs.
 func TestReadingAllocatesNothing(t *testing.T) {
 	c := metrics.NewCollector(metrics.Options{Workers: workers(1, 1), Now: time.Now})
 	chunk := logChunk()
@@ -147,9 +146,9 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// TestMemoryIsBounded checks the memory of 2048 workers × 10⁴ steps, where every line
-// has different figures. The memory of a worker has its full size after some hundred
-// steps. So only some workers read all steps, and must not grow.
+// TestMemoryIsBounded checks the memory of 2048 workers × 10⁴ steps in which every line has
+// different figures. A worker's memory has its full size after some hundred steps. So only
+// some workers read all steps, and must not grow.
 func TestMemoryIsBounded(t *testing.T) {
 	const full, steps = 560, 10_000
 	count, bound := 2048, int64(96<<20)
@@ -187,7 +186,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	if used > bound {
 		t.Errorf("%d workers hold %d MB, want at most %d", count, used>>20, bound>>20)
 	}
-	longer := count / 128 // 16 workers; fewer under the race detector
+	longer := count / 128 // 16 workers; fewer with the race detector
 	for i := range longer {
 		c.Stream(i * 4).Write(text.Bytes()[mark:])
 	}

@@ -11,10 +11,10 @@ import (
 	"multihost/internal/event"
 )
 
-// mostNamed is how many stragglers a text names. The document has all of them.
+// mostNamed limits the stragglers in a text. The document has all of them.
 const mostNamed = 8
 
-// Without all, the table lists workers only if there are at most mostListed of them.
+// mostListed limits the workers in a table, unless all are wanted.
 const mostListed = 16
 
 func percent(n Number, digits int) string {
@@ -41,7 +41,7 @@ func (s Sample) lossText() string {
 	return strconv.FormatFloat(float64(s.Loss), 'g', 5, 64)
 }
 
-// Summary returns the training in one line. It returns "" if there was none.
+// Summary returns the training in one line, or "" if there was none.
 func (a *Attempt) Summary() string {
 	if a.Steps == 0 {
 		return ""
@@ -65,7 +65,7 @@ func (a *Attempt) Summary() string {
 	return text
 }
 
-// Warnings returns what is wrong, one line each: a loss that is not a number, stalls,
+// Warnings returns the problems, one line each: a loss that is not a number, stalls,
 // stragglers, and returns to an earlier step.
 func (a *Attempt) Warnings() []string {
 	var lines []string
@@ -88,8 +88,8 @@ func (a *Attempt) Warnings() []string {
 	return lines
 }
 
-// Text returns the document for people: the newest attempt by slice. If there are few
-// workers, or all is set, it also shows the workers.
+// Text returns the document for people: the newest attempt by slice, and by worker if there
+// are few workers or all is set.
 func (d *Document) Text(all bool) string {
 	var b strings.Builder
 	a := d.Newest()
@@ -174,9 +174,9 @@ func (c *Comparison) text(b *strings.Builder) {
 	}
 }
 
-// CSV writes the series of every attempt, one row for each point. It writes the series of
-// the run and of its slices. For the newest attempt it also writes the series of its
-// workers. An unknown figure is empty.
+// CSV writes the series of every attempt, one row for each point: those of the run and of
+// its slices, and for the newest attempt also those of its workers. An unknown figure is
+// empty.
 func (d *Document) CSV(out io.Writer) error {
 	w := csv.NewWriter(out)
 	_ = w.Write([]string{"attempt", "of", "name", "step", "steps_per_point", "lines", "step_seconds", "step_seconds_min", "step_seconds_max",

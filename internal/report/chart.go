@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	maxLines   = 64 // most slices that have a line of their own
-	maxColumns = 8  // most slices in the table behind the chart
+	maxLines   = 64 // limit of slices with a line of their own
+	maxColumns = 8  // limit of slices in the table behind the chart
 )
 
-// A chart shows one figure over steps. The run is a line, and its slices are thin lines.
-// Paths are in a box of 1000 × 1000, which is stretched over the plot.
+// A chart shows one figure over steps: a line for the run, and thin lines for its slices.
+// Paths are in a box of 1000 × 1000, stretched over the plot.
 type chart struct {
 	ID, Title string
 	Label     string // for readers who cannot see the chart
@@ -27,14 +27,14 @@ type chart struct {
 	Thin      []string
 	Earlier   []string // earlier attempts
 	Main      string
-	Dots      []dot // for series with one point, which cannot be a line
+	Dots      []dot // for series of one point, which cannot be a line
 	Published *published
 	Beyond    *beyond
-	Zero      string // the sentence that replaces the plot if all its values are 0
+	Zero      string // the sentence in place of a plot whose values are all 0
 	Notes     []string
 }
 
-// A beyond is the value of one of the first steps that is outside the axis.
+// A beyond is a value of the first steps that is outside the axis.
 type beyond struct{ X, Y, Down, Text string }
 
 type tick struct{ At, Text string }
@@ -60,19 +60,19 @@ type lineData struct {
 	Name   string           `json:"name"`
 	At     string           `json:"at"` // the place of the series in the document
 	Per    int64            `json:"per"`
-	Step   []int64          `json:"step,omitempty"` // empty: the same steps as those of the first line
+	Step   []int64          `json:"step,omitempty"` // "": the same steps as those of the first line
 	Values []metrics.Number `json:"values"`
 	Min    []metrics.Number `json:"min,omitempty"`
 	Max    []metrics.Number `json:"max,omitempty"`
 }
 
-// A measure is a figure that has a chart.
+// A measure is a figure with a chart.
 type measure struct {
 	id, title, unit string
 	of              func(*metrics.Series) []metrics.Number
 	text            func(float64) string
-	spread          bool // it has a band from the lowest to the highest single step
-	speed           bool // a speed: the values of the first steps, which compile, are far from the others
+	spread          bool // with a band from the lowest to the highest single step
+	speed           bool // a speed: the first steps, which compile, have values far from the others
 	column          string
 }
 
@@ -111,8 +111,8 @@ type line struct {
 	series   *metrics.Series
 }
 
-// slicesBySpeed returns the slices of the newest attempt that have a series. The slowest
-// comes first. If there is only one slice, it returns nil.
+// slicesBySpeed returns the slices of the newest attempt that have a series, slowest first.
+// It returns nil if there is only one slice.
 func (b *builder) slicesBySpeed() []line {
 	var all []line
 	index := map[string]int{}
@@ -125,7 +125,7 @@ func (b *builder) slicesBySpeed() []line {
 		}
 	}
 	if len(b.run.Slices) < 2 {
-		return nil // the single slice is the whole run
+		return nil // a single slice is the whole run
 	}
 	slices.SortStableFunc(all, func(x, y line) int {
 		return cmp.Compare(float(b.run.Slices[index[y.name]].Median.StepSeconds), float(b.run.Slices[index[x.name]].Median.StepSeconds))
@@ -133,7 +133,7 @@ func (b *builder) slicesBySpeed() []line {
 	return all
 }
 
-// float returns a number for comparisons. An unknown number is smaller than all others.
+// float returns a number for comparisons. An unknown number is below all others.
 func float(n metrics.Number) float64 {
 	if !n.Known() {
 		return math.Inf(-1)
@@ -141,12 +141,12 @@ func float(n metrics.Number) float64 {
 	return float64(n)
 }
 
-// A drawing is a chart that is being made.
+// A drawing is a chart in the making.
 type drawing struct {
 	*chart
 	m       measure
 	run     *metrics.Series
-	thin    []line            // slices that have a line of their own
+	thin    []line            // slices with a line of their own
 	earlier []*metrics.Series // series of earlier attempts
 	target  metrics.Number    // published figure, or metrics.Unknown
 	box     frame
@@ -185,8 +185,7 @@ func (b *builder) chart(m measure) {
 	b.Data.Charts = append(b.Data.Charts, d.data(b.at))
 }
 
-// published returns the published figure that is compared with a measure. It returns
-// metrics.Unknown if there is none.
+// published returns the published figure for a measure, or metrics.Unknown.
 func (b *builder) published(m measure) metrics.Number {
 	p := b.doc.Compare
 	switch {
@@ -202,7 +201,7 @@ func (d *drawing) note(format string, args ...any) {
 	d.Notes = append(d.Notes, fmt.Sprintf(format, args...))
 }
 
-// addEarlier adds the series of earlier attempts. It widens the axis of steps for them.
+// addEarlier adds the series of earlier attempts, and widens the axis of steps for them.
 func (d *drawing) addEarlier(attempts []metrics.Attempt) {
 	for i := range attempts {
 		if s := attempts[i].Series; s != nil && len(s.Step) > 0 {
@@ -243,7 +242,7 @@ func (d *drawing) collect(skipped int64) {
 	}
 }
 
-// axes chooses the axes. It also says which values are outside of them.
+// axes chooses the axes, and says which values are outside of them.
 func (d *drawing) axes() {
 	text := d.m.text
 	above, below := d.box.fit(d.values, d.target)
@@ -356,7 +355,7 @@ func many(n int64, noun string) string {
 // A frame maps values into the plot.
 type frame struct {
 	x0, x1, y0, y1 float64
-	log            bool // the vertical axis is logarithmic
+	log            bool // y moves values outside the range to the edge of the plot.
 }
 
 func (f frame) x(v float64) float64 { return (v - f.x0) / (f.x1 - f.x0) }
@@ -376,9 +375,9 @@ const tooFar = 10
 // the ends of the axis would be infinite.
 const widest = 1e100
 
-// fit chooses the vertical axis. The axis contains all values. It is logarithmic if one
-// value would make the others look flat. If some values have no logarithm, the axis leaves
-// out those that are far away. fit then reports whether they are above or below the axis.
+// fit chooses a vertical axis for all values. It is logarithmic if one value would make the
+// others look flat. If some values have no logarithm, the axis leaves out those that are
+// far away, and fit reports whether they are above or below.
 func (f *frame) fit(values []float64, target metrics.Number) (above, below bool) {
 	known := slices.Sorted(slices.Values(values))
 	least, most := known[0], known[len(known)-1]
@@ -392,7 +391,7 @@ func (f *frame) fit(values []float64, target metrics.Number) (above, below bool)
 			f.log, f.y0, f.y1 = true, low/pad, high*pad
 			return false, false
 		}
-		// Far means further outside the 5th or 95th percentile than twice the distance
+		// Far means outside the 5th or 95th percentile by more than twice the distance
 		// between the two.
 		bottom, top := known[len(known)*5/100], known[(len(known)-1)*95/100]
 		far := max(top-bottom, 0.1*math.Abs(top))
@@ -414,8 +413,7 @@ func (f *frame) fit(values []float64, target metrics.Number) (above, below bool)
 	return most > f.y1, least < f.y0
 }
 
-// farthest returns the value that is farthest outside the axis. It returns false if all
-// values are inside.
+// farthest returns the value farthest outside the axis, or false if all are inside.
 func (f frame) farthest(values []float64) (value float64, ok bool) {
 	var most float64
 	for _, v := range values {
@@ -544,8 +542,8 @@ type pointRow struct {
 	Cells []figure
 }
 
-// stepRange returns the steps for which a point stands. While the run continues, the last
-// point may stand for fewer steps.
+// stepRange returns the steps of a point. During the run, the last point may stand for
+// fewer steps.
 func (b *builder) stepRange(from, per int64) string {
 	to := min(from+per-1, b.run.Last.Step)
 	if to <= from {
@@ -570,7 +568,7 @@ func (b *builder) pointTable() {
 	b.view.Points = t
 }
 
-// A sliceTable shows the step times of slices. Each slice has a column.
+// A sliceTable shows the step times of slices, one column for each slice.
 type sliceTable struct {
 	Names []string
 	Rows  []pointRow
@@ -587,7 +585,7 @@ func (b *builder) sliceTable() {
 		t.More = len(lines) - maxColumns
 		lines = lines[:maxColumns]
 	}
-	// Slices may have different numbers of steps for each point. Each row is a point of the
+	// Slices may have different numbers of steps per point. Each row is a point of the
 	// slice with the most points.
 	wide := slices.MaxFunc(lines, func(x, y line) int { return cmp.Compare(x.series.StepsPerPoint, y.series.StepsPerPoint) }).series
 	rows := map[int64][]figure{}
@@ -595,7 +593,7 @@ func (b *builder) sliceTable() {
 		t.Names = append(t.Names, l.name)
 		for i, step := range l.series.Step {
 			if l.series.StepsPerPoint != wide.StepsPerPoint {
-				break // cannot be compared; its points are in the document
+				break // cannot be compared; the document has its points
 			}
 			if rows[step] == nil {
 				rows[step] = make([]figure, len(lines))

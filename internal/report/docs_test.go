@@ -36,14 +36,14 @@ func TestPicturesOfTheDocuments(t *testing.T) {
 	} {
 		p.See(shot.view)
 		p.Go(address)
-		// The first picture shows the part of the page that people read first.
+		// The first picture shows what people read first.
 		browser.Eval[int](p, `(() => { for (const id of ["heat", "timeline", "skew", "workers", "preflight", "notes", "about"])
 			document.getElementById(id).hidden = `+fmt.Sprint(shot.of == "#main")+`; return 0; })()`)
 		keep(t, filepath.Join("..", "..", "docs", "images", shot.name+".png"), p.PictureOf(shot.of))
 	}
 }
 
-// keep writes a picture in the smallest form that loses nothing.
+// keep writes a picture in its smallest form without loss.
 func keep(t *testing.T, path string, data []byte) {
 	t.Helper()
 	img, err := png.Decode(bytes.NewReader(data))

@@ -17,21 +17,21 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The command requests this amount of history for a page.
+// The amount of history that the command requests for a page.
 const (
 	points       = 256
 	workerPoints = 64
 )
 
-// A training is a run that is made up for a test.
+// A training is an invented run.
 type training struct {
-	slices, workers, steps int // workers of a slice
+	slices, workers, steps int // workers per slice
 	slow                   tpu.WorkerID
 	fails                  bool
 	running                bool
 	zero                   bool     // the loss is 0
 	calm                   bool     // no step compiles or writes a checkpoint
-	last                   []string // the lines that the worker printed before it failed
+	last                   []string // the last lines of the worker before it failed
 	hostile                string   // the last lines of the workers, and all other texts that an attacker can choose
 }
 
@@ -89,7 +89,7 @@ func (tr training) document(t testing.TB) *metrics.Document {
 	}
 }
 
-// story returns what the journal of the training would contain.
+// story returns the journal of the training.
 func (tr training) story(t testing.TB) *journal.Story {
 	t.Helper()
 	at := begin
@@ -168,8 +168,7 @@ func (tr training) input(t testing.TB) report.Input {
 	return report.Input{Document: tr.document(t), Story: s, Now: s.Last.Add(90 * time.Second)}
 }
 
-// long returns the document of a run of a million steps on 2048 workers, one of which is
-// slow.
+// long returns the document of a run of a million steps on 2048 workers, one of them slow.
 func long() *metrics.Document {
 	const steps, workers = 1_000_000, 64
 	series := func(points int, factor float64) *metrics.Series {

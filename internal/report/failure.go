@@ -13,7 +13,7 @@ import (
 
 type failure struct {
 	Text  string
-	Cause string // the line that says why the command failed; "" if there is none
+	Cause string // the line that says why the command failed, or ""
 	Lines []lastLine
 	Log   string // command that prints the whole log
 }
@@ -24,8 +24,8 @@ type lastLine struct {
 	Cause bool
 }
 
-// maxCause limits the length of the line that says why the command failed, in its own row.
-// The lines below that row have more of it.
+// maxCause limits the line that says why the command failed, in its own row. The lines
+// below have more of it.
 const maxCause = 600
 
 func (b *builder) fail(a *journal.Attempt, s *event.Summary) {
@@ -60,19 +60,18 @@ func firstFailed(s *event.Summary) (tpu.WorkerID, bool) {
 	return id, err == nil
 }
 
-// final returns what a terminal shows of a line in the end: the text after the last
-// carriage return.
+// final returns what stays of a line on a terminal: the text after the last carriage
+// return.
 func final(line string) string {
 	line = strings.TrimRight(line, "\r\n")
 	return line[strings.LastIndexByte(line, '\r')+1:]
 }
 
 var (
-	tagged = regexp.MustCompile(`^\[[^\]]{1,40}\]: ?`) // torchrun's [rank0]:
+	tagged = regexp.MustCompile(`^\[[^\]]{1,40}\]: ?`) // torchrun's prefix: "[rank0]: "
 	traced = regexp.MustCompile(`^(Traceback \(most recent call last\)|  File ")`)
 	thrown = regexp.MustCompile(`^([A-Za-z_]\w*\.)*[A-Za-z_]\w*(:( .*)?)?$`)
-	// The name of an exception. It is used for a traceback whose frames are not among the
-	// lines.
+	// The name of an exception, for a traceback without frames among the lines.
 	named   = regexp.MustCompile(`^([A-Za-z_]\w*\.)*\w*(Error|Exception|Interrupt)(:( .*)?)?$`)
 	crashed = regexp.MustCompile(`^(panic: |fatal error: |Fatal Python error: |terminate called |\s*what\(\):|F\d{4} |F\d{8} )|Check failed: `)
 	killed  = regexp.MustCompile(`^(Segmentation fault|Aborted|Killed|Bus error|Illegal instruction|Floating point exception)\b|: line \d+: +\d+ [A-Z][a-z]+|\(core dumped\)`)
@@ -80,11 +79,10 @@ var (
 	warning = regexp.MustCompile(`(?i)warn(ing)?\b|^W\d{4} `)
 )
 
-// decisive returns the index of the line that says why a command has failed. It returns -1
-// if there is none. It is the line of the last exception of Python, or of what other
-// languages have in its place. If there is none, it is the shell's message about a process
-// that a signal has ended. If there is no such message, it is the last line that mentions
-// an error.
+// decisive returns the index of the line that says why a command failed, or -1. It is the
+// line of the last exception of Python or another language. Without one, it is the shell's
+// message about a process that a signal ended. Without that, it is the last line that
+// mentions an error.
 func decisive(lines []string) int {
 	exception, signal, word := -1, -1, -1
 	tracing := false
@@ -93,7 +91,7 @@ func decisive(lines []string) int {
 		if _, step := metrics.ParseStep([]byte(line)); step || strings.TrimSpace(line) == "" {
 			continue
 		}
-		// The frames of a traceback are indented. The line of the exception follows them.
+		// The frames of a traceback are indented. The line of the exception follows.
 		switch {
 		case traced.MatchString(line):
 			tracing = true

@@ -13,8 +13,8 @@ import (
 
 // A figure is a number of the metrics document as the page shows it.
 type figure struct {
-	At    string // JSON pointer into the document. Without a leading slash, it is relative to the base of a row
-	Value string // as the document's JSON has it
+	At    string // JSON pointer into the document; without a leading slash, relative to the base of a row
+	Value string // as in the document's JSON
 	Text  string // rounded, with its unit; "" if unknown
 }
 
@@ -70,8 +70,7 @@ func rate(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// when formats a time for people. It gives the zone, because a report may be read
-// elsewhere.
+// when formats a time for people, with its zone, because a report may be read elsewhere.
 func when(t time.Time) string {
 	if t.IsZero() {
 		return ""

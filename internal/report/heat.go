@@ -23,8 +23,8 @@ const (
 	maxHeatColumns = 128
 )
 
-// A heat map shows the step time of each worker over steps, relative to the median of the
-// run. A slow worker is a dark row. A step that was slow for all workers is a dark column.
+// A heat map shows each worker's step times, relative to the median of the run. A slow
+// worker is a dark row. A step that was slow for all workers is a dark column.
 type heat struct {
 	Image         string // data: URL of a PNG
 	Label         string
@@ -43,10 +43,10 @@ type legend struct{ Class, Text string }
 // A rowLabel names a row at its left.
 type rowLabel struct{ Y, Class, Text string }
 
-// A rowMark is the place of a row that has a worker that failed.
+// A rowMark is the place of a row with a failed worker.
 type rowMark struct{ Y, Height string }
 
-// heatData lets the script read the cells. Cells are in order of rows.
+// heatData lets the script read the cells, row by row.
 type heatData struct {
 	Rows    int              `json:"rows"`
 	Columns int              `json:"columns"`
@@ -108,7 +108,7 @@ func (b *builder) heat() {
 	b.view.Heat, b.Data.Heat = h, &grid.heatData
 }
 
-// mark marks the rows of the workers that failed. It labels rows.
+// mark marks the rows of failed workers, and labels rows.
 func (b *builder) mark(h *heat, g *grid, all []*metrics.Worker) {
 	m := &rowMarks{heat: h, grid: g, all: all, rows: make([]rowKind, g.Rows), first: -1}
 	if b.now != nil && b.now.Summary != nil {
@@ -143,7 +143,7 @@ type rowMarks struct {
 	failed []tpu.WorkerID
 	origin tpu.WorkerID // the worker that failed first, if known
 	known  bool
-	first  int // the row of that worker; -1: it has none
+	first  int // the row of that worker, or -1
 }
 
 // fail adds the failure of a worker.
@@ -160,8 +160,8 @@ func (m *rowMarks) fail(id tpu.WorkerID, row int, text string) {
 	m.failed = append(m.failed, id)
 }
 
-// draw puts a mark at the rows of workers that failed, and a label at the rows that have
-// enough space.
+// draw puts a mark at the rows of failed workers, and a label at the rows with enough
+// space.
 func (m *rowMarks) draw() {
 	high := max(1/float64(m.Rows), minMark/float64(m.Height))
 	for row, kind := range m.rows {
@@ -173,7 +173,7 @@ func (m *rowMarks) draw() {
 	for _, row := range labelled(m.rows, float64(m.Height)/float64(m.Rows)) {
 		l := rowLabel{Y: per((float64(row) + 0.5) / float64(m.Rows)), Class: m.rows[row].class(), Text: m.Names[row]}
 		if row == m.first {
-			l.Text = m.origin.String() // even if other workers share the row
+			l.Text = m.origin.String() // even if the row has other workers
 		}
 		if utf8.RuneCountInString(l.Text) > maxLabel {
 			l.Text = tpu.WorkerID{Slice: m.all[row*m.join].Slice, Worker: m.all[row*m.join].Worker}.String() + "…"
@@ -186,7 +186,7 @@ func (m *rowMarks) draw() {
 	}
 }
 
-// tell adds a text with the names of the workers that failed.
+// tell adds a text with the names of the failed workers.
 func (m *rowMarks) tell() {
 	if len(m.failed) == 0 {
 		return
@@ -208,7 +208,7 @@ const minMark = 4
 // maxLabel is the most characters of a row's label.
 const maxLabel = 12
 
-// rowKind says for what a row has a label. The greater kind has precedence.
+// rowKind is the reason for a row's label. A greater kind goes first.
 type rowKind int
 
 const (
@@ -232,8 +232,8 @@ func (k rowKind) class() string {
 // labelHeight is the distance at which two labels do not touch, in pixels.
 const labelHeight = 14
 
-// labelled returns the rows whose labels fit beside the map. The first row has precedence
-// over the second, and so on. Each row is height pixels high.
+// labelled returns the rows whose labels fit beside the map. The first row goes before the
+// second, and so on. Each row is height pixels high.
 func labelled(rows []rowKind, height float64) []int {
 	apart := int(math.Ceil(labelHeight / height))
 	taken := make([]bool, len(rows))
@@ -271,9 +271,9 @@ type grid struct {
 	finer bool
 }
 
-// newGrid puts the points of all workers into rows and columns. If there are none, it
-// returns nil. A cell is always one point of one worker. If several points share a cell,
-// the cell shows the slowest.
+// newGrid puts the points of all workers into rows and columns. It returns nil if there are
+// none. A cell is always one point of one worker: the slowest of the points that share the
+// cell.
 func newGrid(all []*metrics.Worker) *grid {
 	per, low, high := int64(0), int64(math.MaxInt64), int64(math.MinInt64)
 	for _, w := range all {
@@ -325,8 +325,8 @@ func newGrid(all []*metrics.Worker) *grid {
 }
 
 // People who cannot tell red from green can tell these two hues and their strengths apart.
-// Where nothing is remarkable, the picture is transparent. So one picture works on light
-// and dark pages.
+// The picture is transparent where nothing is remarkable, so that it works on light and
+// dark pages.
 var (
 	slowHue = color.NRGBA{R: 0xd9, G: 0x4a, B: 0x0c}
 	fastHue = color.NRGBA{R: 0x2b, G: 0x74, B: 0xd8}
@@ -334,7 +334,7 @@ var (
 
 // shade returns the colour of a step time. times is the step time divided by the median.
 func shade(times float64) color.NRGBA {
-	hue, strength := slowHue, (times-1)/1 // at twice the median the colour is full
+	hue, strength := slowHue, (times-1)/1 // full colour at twice the median
 	if times < 1 {
 		hue, strength = fastHue, (1-times)/0.2
 	}
@@ -346,7 +346,7 @@ func shade(times float64) color.NRGBA {
 	return hue
 }
 
-// draw returns the picture, with one pixel for each cell. Cells without a step are empty.
+// draw returns the picture, with one pixel per cell. Cells without a step are empty.
 func (g *grid) draw(median float64) string {
 	img := image.NewNRGBA(image.Rect(0, 0, g.Columns, g.Rows))
 	for i, v := range g.Values {

@@ -25,8 +25,6 @@ type box struct {
 }
 
 // inside reports whether b is within the other box. A difference of a pixel does not count.
-// longTraceback returns the last lines of a worker. The exception at the end is wider than
-// a phone.
 func (b box) inside(other box) bool {
 	return b.Left >= other.Left-1 && b.Right <= other.Right+1 && b.Top >= other.Top-1 && b.Bottom <= other.Bottom+1
 }
@@ -47,7 +45,8 @@ func theBox(t *testing.T, p *browser.Page, selector string) box {
 	return all[0]
 }
 
-// testLayout finds out from the picture of the browser where things are.
+// longTraceback returns the last lines of a worker, and the exception at their end, which is
+// wider than a phone.
 func longTraceback() (lines []string, exception string) {
 	lines = []string{"completed step: 29, seconds: 1.210, TFLOP/s/device: 124.2, Tokens/s/device: 4231.4, total_weights: 65536, loss: 2.204", "Traceback (most recent call last):"}
 	for i := range 8 {
@@ -57,8 +56,7 @@ func longTraceback() (lines []string, exception string) {
 	return append(lines, exception, ""), exception
 }
 
-// testLastLines checks that the exception is visible without scrolling. It is in a row of
-// its own and at the end of the last lines.
+// testLayout checks in the browser's picture where things are.
 func testLayout(t *testing.T, p *browser.Page) {
 	last, exception := longTraceback()
 	failed, _ := write(t, training{slices: 4, workers: 16, steps: 60, slow: tpu.WorkerID{Slice: 3, Worker: 1}, fails: true, calm: true, last: last}.input(t))
@@ -93,8 +91,8 @@ func testLayout(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testMap checks that the row of the worker that failed has a mark, and that rows can be
-// told apart.
+// testLastLines checks that the exception is visible without scrolling, in a row of its own
+// and at the end of the last lines.
 func testLastLines(t *testing.T, p *browser.Page, v browser.View, exception string) {
 	t.Helper()
 	screen := box{Right: float64(v.Width), Bottom: float64(v.Height)}
@@ -107,7 +105,8 @@ func testLastLines(t *testing.T, p *browser.Page, v browser.View, exception stri
 	}
 }
 
-// boxes of text have some space above and below
+// testMap checks that the row of the failed worker has a mark, and that rows can be told
+// apart.
 func testMap(t *testing.T, p *browser.Page) {
 	t.Helper()
 	img, mark := theBox(t, p, ".map img"), theBox(t, p, ".map .failed")
@@ -130,7 +129,7 @@ func testMap(t *testing.T, p *browser.Page) {
 		if !l.inside(page) || l.Right > mark.Left {
 			t.Errorf("the label %+v is not between the edge of its box at %v and the map at %v", l, page.Left, mark.Left)
 		}
-		if i > 0 && l.Top < labels[i-1].Bottom-4 { // testBand checks that the band of step times ends at the longest step on the axis, and inside the plot.
+		if i > 0 && l.Top < labels[i-1].Bottom-4 { // boxes of text have some space above and below
 			t.Errorf("the labels %q and %q lie on each other", labels[i-1].Text, l.Text)
 		}
 	}
@@ -144,7 +143,8 @@ func testMap(t *testing.T, p *browser.Page) {
 	}
 }
 
-// testTables opens all tables. It checks that they fit and that no cell overlaps another.
+// testBand checks that the band of step times ends at the longest step on the axis, inside
+// the plot.
 func testBand(t *testing.T, p *browser.Page) {
 	t.Helper()
 	plot, band := theBox(t, p, "[data-chart=step-time] > svg"), theBox(t, p, "[data-chart=step-time] .band")

@@ -16,12 +16,12 @@ import (
 // A skeleton is the page without its sections.
 type skeleton struct {
 	title string
-	live  string // address from which the page gets its updates; "" for a file
+	live  string // address of the page's updates; "" for a file
 	body  []section
 }
 
-// write writes the page. It escapes everything except the style, the script and the
-// sections, which are HTML already.
+// write writes the page. It escapes everything but the style, the script and the sections,
+// which are HTML already.
 func (s skeleton) write(w io.Writer) error {
 	live := s.live != ""
 	return h.Doctype(h.HTML(h.Lang("en"),
@@ -50,7 +50,7 @@ func (s skeleton) write(w io.Writer) error {
 
 func meta(name, content string) g.Node { return h.Meta(h.Name(name), h.Content(content)) }
 
-// A part makes one section of the page. It returns nil if there is nothing to show.
+// A part makes one section of the page, or nil if there is nothing to show.
 type part struct {
 	id   string
 	make func(*view) g.Node
@@ -64,7 +64,7 @@ var parts = []part{
 	{"notes", (*view).notesPart}, {"about", (*view).aboutPart}, {"data", (*view).dataPart},
 }
 
-// attrs returns attributes. Names and values alternate in words.
+// attrs returns attributes. words are names and values in turn.
 func attrs(words ...string) g.Node {
 	var all g.Group
 	for i := 0; i < len(words); i += 2 {
@@ -81,12 +81,12 @@ func only(wanted bool, f func() g.Node) g.Node {
 	return f()
 }
 
-// some returns what f makes of a text. If the text is empty, it returns nothing.
+// some returns what f makes of a text, or nothing for an empty text.
 func some(text string, f func(text string) g.Node) g.Node {
 	return only(text != "", func() g.Node { return f(text) })
 }
 
-// texts returns sentences, with a space after each.
+// texts returns sentences with a space after each.
 func texts(all []string) g.Node {
 	return g.Map(all, func(text string) g.Node { return g.Text(text + " ") })
 }
@@ -98,9 +98,8 @@ func box(class, id, title string, inside ...g.Node) g.Node {
 
 func note(inside ...g.Node) g.Node { return h.P(h.Class("note"), g.Group(inside)) }
 
-// table returns a table in a frame. If the table is wide, it moves sideways in the frame.
-// label names the table for people who cannot see it. mark is an attribute of the table, or
-// nil.
+// table returns a table in a frame, in which a wide table moves sideways. label names the
+// table for people who cannot see it. mark is an attribute of the table, or nil.
 func table(label string, mark g.Node, head []g.Node, rows ...g.Node) g.Node {
 	return h.Div(h.Class("scroll"), h.TabIndex("0"), h.Role("region"), h.Aria("label", label),
 		h.Table(mark, h.THead(h.Tr(head...)), g.Group(rows)))
@@ -118,7 +117,7 @@ func perDevice(unit string) g.Node {
 
 func rowHead(inside ...g.Node) g.Node { return h.Th(h.Scope("row"), g.Group(inside)) }
 
-// more returns a table that is hidden behind its name. With print, paper shows it.
+// more returns a table that is hidden behind its name. With print, it is visible on paper.
 func more(id string, print bool, summary string, inside ...g.Node) g.Node {
 	return h.Details(h.ID(id), only(print, func() g.Node { return h.Data("print", "") }), h.Summary(g.Text(summary)), g.Group(inside))
 }
@@ -428,8 +427,8 @@ func (v *view) aboutPart() g.Node {
 		h.Code(g.Text("multihost metrics "+v.Run+" --output=json")), g.Text(", rounded.")))
 }
 
-// dataPart returns JSON that the script reads. json.Marshal writes <, > and & as escapes,
-// so the text cannot end the element.
+// dataPart returns JSON for the script. json.Marshal writes <, > and & as escapes, so that
+// the text cannot end the element.
 func (v *view) dataPart() g.Node {
 	return g.NodeFunc(func(w io.Writer) error {
 		data, err := json.Marshal(v.Data)

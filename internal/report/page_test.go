@@ -35,12 +35,12 @@ func write(t *testing.T, in report.Input) (address string, size int) {
 // pageFigure is a figure as the browser has it.
 type pageFigure struct{ At, Value, Text string }
 
-// allFigures reads every figure of the page, with its whole JSON pointer.
+// allFigures reads every figure of the page with its whole JSON pointer.
 const allFigures = `[...document.querySelectorAll("data")].map((d) => ({
 	At: d.dataset.at.startsWith("/") ? d.dataset.at : d.closest("[data-base]").dataset.base + "/" + d.dataset.at,
 	Value: d.value, Text: d.textContent}))`
 
-// at returns the value to which a JSON pointer leads.
+// at returns the value at a JSON pointer.
 func at(t *testing.T, doc any, pointer string) any {
 	t.Helper()
 	for _, word := range strings.Split(strings.TrimPrefix(pointer, "/"), "/") {
@@ -71,7 +71,7 @@ func decode(t *testing.T, v any) any {
 	return doc
 }
 
-// rounds reports whether text is the value, rounded to the digits of text.
+// rounds reports whether text is the value, rounded to text's digits.
 func rounds(text string, value float64) bool {
 	clean := strings.NewReplacer(",", "", "×", "").Replace(text)
 	fields := strings.Fields(clean)
@@ -97,7 +97,7 @@ func rounds(text string, value float64) bool {
 	return shown-value <= half*1.0001 && value-shown <= half*1.0001
 }
 
-// TestInChromium starts one browser for all its checks.
+// TestInChromium uses one browser for all its checks.
 func TestInChromium(t *testing.T) {
 	testkit.OnlyInAll(t, "the tests that read the page as text")
 	t.Parallel()
@@ -183,7 +183,7 @@ func testPage(t *testing.T, p *browser.Page) {
 				}
 			}
 		}
-		// Each cell is a point of a worker. The points of the slow worker are among them.
+		// Each cell must be a point of a worker. Some are points of the slow worker.
 		known := map[float64]bool{}
 		for _, s := range in.Document.Newest().Slices {
 			for _, w := range s.Workers {
@@ -221,7 +221,7 @@ func testPage(t *testing.T, p *browser.Page) {
 			stop := browser.Eval[string](p, `(() => { const e = document.activeElement;
 				return e.dataset.chart || ("heat" in e.dataset ? "heat" : e.id || e.textContent.slice(0, 30)); })()`)
 			if len(stops) > 0 && stop == stops[0] {
-				break // all round
+				break // all are round
 			}
 			stops = append(stops, stop)
 			switch stop {
@@ -324,8 +324,7 @@ func testPage(t *testing.T, p *browser.Page) {
 	})
 }
 
-// testHostilePage shows a run whose workers, settings and errors were written by an
-// attacker.
+// testHostilePage shows a run whose workers, settings and errors come from an attacker.
 func testHostilePage(t *testing.T, p *browser.Page) {
 	const hostile = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"`--><style>*{display:none}</style>{{.}}\u202e\x00\x1b]0;x\x07\xff"
 	tr := training{slices: 2, workers: 4, steps: 30, slow: tpu.WorkerID{Slice: 9}, fails: true, hostile: hostile}
@@ -391,8 +390,8 @@ func testLongPage(t *testing.T, p *browser.Page) {
 	}
 }
 
-// contrastBelowAA lists the texts with too little contrast: below 4.5 to 1, or below 3 to 1
-// if they are large, in the way of WCAG 2.
+// contrastBelowAA lists the texts with too little contrast by WCAG 2: below 4.5 to 1, or
+// below 3 to 1 for large text.
 const contrastBelowAA = `(() => {
 	const rgba = (s) => { const m = s.match(/[\d.]+/g).map(Number); return s.startsWith("color(srgb") ? [255*m[0], 255*m[1], 255*m[2], m[3] ?? 1] : [m[0], m[1], m[2], m[3] ?? 1]; };
 	const over = (a, b) => a.slice(0, 3).map((v, i) => v * a[3] + b[i] * (1 - a[3])).concat(1);

@@ -1,25 +1,24 @@
-// Package report shows a run as one HTML page. The page is a file that can be kept and
-// sent. Or it is live while the run is active.
+// Package report shows a run as one HTML page: a file to keep and send, or a live page
+// while the run is active.
 //
-// A page is self-contained. It loads nothing, and its content policy forbids loading.
-// People can read it without JavaScript. The script only makes it possible to read single
-// points and to sort, and it updates the live page. Everything that workers have printed is
-// only text on the page.
+// A page is self-contained. It loads nothing, and its content policy forbids loading. It
+// needs no JavaScript: the script only lets people read single points and sort, and updates
+// the live page. Everything that workers have printed is only text on the page.
 //
 // The package computes no figure. Each figure on the page carries its place in the metrics
-// document. It is that value, rounded for people. A page is smaller than MaxBytes for any
+// document, and is that value, rounded for people. A page is smaller than MaxBytes for any
 // number of workers and steps. If it joins or leaves out something for that, it says so.
 //
 // # Decisions
 //
-//   - Go code makes the HTML and SVG. So the page is complete without JavaScript, which
-//     viewers of build artefacts forbid. The same code makes the file and the live page.
-//     The live page gets changed sections as server-sent events.
-//   - No template of the standard library makes the page. If a program executes a template,
+//   - Go code makes the HTML and SVG, so that the page is complete without JavaScript,
+//     which viewers of build artefacts forbid. The same code makes the file and the live
+//     page, which gets changed sections as server-sent events.
+//   - The standard library's templates are not used: in a program that executes a template,
 //     the linker keeps every exported method, which is 8 MB for multihost. All texts are in
 //     elements and quoted attributes, where gomponents escapes them.
-//   - The heat map is a PNG with one pixel for each cell. It is transparent where nothing
-//     is remarkable. So it fits light and dark pages.
+//   - The heat map is a PNG with one pixel per cell. It is transparent where nothing is
+//     remarkable, so that it fits light and dark pages.
 //   - A report is not kept beside the record, because browsers in a sandbox cannot
 //     open files below a hidden directory.
 package report
@@ -37,7 +36,7 @@ import (
 	"multihost/internal/metrics"
 )
 
-// MaxBytes limits the size of a page. With 2048 workers a page is about half of that.
+// MaxBytes limits the size of a page. With 2048 workers a page is about half as large.
 const MaxBytes = 4 << 20
 
 // An Input is what a page shows.
@@ -81,8 +80,8 @@ func sections(v *view) ([]section, error) {
 	return all, nil
 }
 
-// policy forbids the page to use anything but its own style and script. It names these by
-// their hashes. So text of a worker cannot run, even if the escaping has a fault.
+// policy forbids the page to use anything but its own style and script, named by their
+// hashes. So text of a worker cannot run, even if the escaping has a fault.
 func policy(live bool) string {
 	p := "default-src 'none'; img-src data:; style-src " + hash(style) + "; script-src " + hash(script) + "; base-uri 'none'; form-action 'none'"
 	if live {

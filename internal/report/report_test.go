@@ -32,8 +32,8 @@ func words(page string) string {
 	return html.UnescapeString(strings.Join(strings.Fields(b.String()), " "))
 }
 
-// TestVerdicts checks the text that people read first. More or less is known about the
-// runs.
+// TestVerdicts checks the text that people read first, for runs of which more or less is
+// known.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 3, 4, 9, 0, 0, 0, time.UTC)

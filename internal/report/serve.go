@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// A Source returns what a live page shows, and whether the run has ended. After the end,
-// nobody calls it again. If it returns an error, the page stays as it is.
+// A Source returns what a live page shows, and whether the run has ended. It is not called
+// after the end. If it returns an error, the page stays as it is.
 type Source func() (in Input, ended bool, err error)
 
 // A Clock says when to read the run again. gcp.SystemClock is one.
@@ -29,20 +29,20 @@ type Clock interface {
 //
 // Only a client that knows the whole address gets anything. The address has a secret part,
 // because everybody on this machine can reach a loopback address. Live refuses requests for
-// a host that is not this machine's loopback. A foreign page could make its own name
+// a host that is not this machine's loopback: a foreign page could make its own name
 // resolve to 127.0.0.1, and must not be able to read this one.
 type Live struct {
 	source Source
 	clock  Clock
 	secret string
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	title   string
 	parts   []livePart
 	version int
 	ended   bool
 	err     error         // error of the last read
-	changed chan struct{} // closed when anything above changes
+	changed chan struct{} // closed when a field above changes
 }
 
 // livePart is a section and the version in which it last changed.
@@ -51,10 +51,10 @@ type livePart struct {
 	version int
 }
 
-// lookEvery is how often Live reads the run, as long as reading is cheap.
+// lookEvery is how often Live reads the run while reading is cheap.
 const lookEvery = 2 * time.Second
 
-// NewLive makes a page. It reads the run for the first time. The error is that of this
+// NewLive makes a page and reads the run for the first time. The error is that of this
 // read.
 func NewLive(source Source, clock Clock) (*Live, error) {
 	l := &Live{source: source, clock: clock, secret: rand.Text(), changed: make(chan struct{})}
@@ -62,7 +62,7 @@ func NewLive(source Source, clock Clock) (*Live, error) {
 	return l, l.err
 }
 
-// URL returns the address of the page if it is served at a listener on 127.0.0.1.
+// URL returns the address of the page served at a listener on 127.0.0.1.
 func (l *Live) URL(at net.Addr) string { return "http://" + at.String() + "/" + l.secret + "/" }
 
 // hasEnded reports whether the page shows the end of the run.
@@ -72,8 +72,8 @@ func (l *Live) hasEnded() bool {
 	return l.ended
 }
 
-// Serve serves the page at the listener until ctx ends. Then it closes the listener. If the
-// run ends before that, it calls onEnd and the page stays.
+// Serve serves the page at the listener until ctx ends, then closes the listener. If the
+// run ends before, it calls onEnd, and the page stays.
 func (l *Live) Serve(ctx context.Context, at net.Listener, onEnd func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -98,8 +98,8 @@ func (l *Live) Serve(ctx context.Context, at net.Listener, onEnd func()) error {
 	return fmt.Errorf("serve the report: %w", err)
 }
 
-// follow reads the run until the run has ended. With 2048 workers, reading may be
-// expensive. So follow spends at most a tenth of the time on it.
+// follow reads the run until the run has ended. Reading 2048 workers may be expensive, so
+// it spends at most a tenth of the time on that.
 func (l *Live) follow(ctx context.Context, onEnd func()) {
 	pause := lookEvery
 	for !l.hasEnded() {
@@ -178,15 +178,15 @@ func (l *Live) page(w http.ResponseWriter, _ *http.Request) {
 	}
 	l.mu.Unlock()
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = s.write(w) // a reader that has gone away needs no answer
+	_ = s.write(w) // a reader that has gone needs no answer
 }
 
-// events sends the sections that have changed since the reader's version. It does so
-// repeatedly until the run has ended.
+// events sends the sections that have changed since the reader's version, again and again
+// until the run has ended.
 func (l *Live) events(w http.ResponseWriter, r *http.Request) {
 	since, _ := strconv.Atoi(r.URL.Query().Get("since"))
 	if last, err := strconv.Atoi(r.Header.Get("Last-Event-ID")); err == nil {
-		since = last // the reader reconnects
+		since = last // the reader has reconnected
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	out := http.NewResponseController(w)

@@ -21,7 +21,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// stage is a run. A live page shows its states one after the other.
+// stage is a run whose states a live page shows one after the other.
 type stage struct {
 	mu    sync.Mutex
 	in    report.Input
@@ -41,8 +41,8 @@ func (s *stage) source() (report.Input, bool, error) {
 	return s.in, s.ended, s.err
 }
 
-// serve serves the stage until the test ends. The channel closes when the page has said
-// that the run has ended.
+// serve serves the stage until the test ends. ended is closed when the page has said that
+// the run has ended.
 func serve(t *testing.T, s *stage) (address string, ended chan struct{}) {
 	t.Helper()
 	live, err := report.NewLive(s.source, testkit.NewFastClock())
@@ -137,7 +137,7 @@ func TestUpdatesAreWhatHasChanged(t *testing.T) {
 	if _, parts := next(); len(parts) != 11 || !strings.Contains(parts["verdict"], "step 19") {
 		t.Errorf("first all parts of the page but the empty one of a failure, got %d", len(parts))
 	}
-	// The page does not change if the run cannot be read, or if it has not changed.
+	// The page must not change if the run cannot be read or has not changed.
 	s.show(report.Input{}, false, errors.New("disk"))
 	more := running(t, 21)
 	s.show(more, false, nil)

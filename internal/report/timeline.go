@@ -15,11 +15,11 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A timeline shows the attempts and their phases. Each is a row with a bar.
+// A timeline shows the attempts and their phases, each as a row with a bar.
 type timeline struct {
 	Attempts []attemptRows
-	Span     string // the time for which the full width stands
-	More     int    // number of attempts that are left out
+	Span     string // the time that the full width stands for
+	More     int    // number of attempts left out
 }
 
 type attemptRows struct {
@@ -178,7 +178,7 @@ func (s timescale) whole(a *journal.Attempt) phaseRow {
 type skew struct {
 	Text  string
 	Dots  []string // places in per cent
-	Limit string   // the time for which the full width stands
+	Limit string   // the time that the full width stands for
 	Last  []lateWorker
 	Of    int
 }
@@ -216,7 +216,7 @@ func (b *builder) skew() {
 type workerTable struct {
 	Slices  []sliceRow
 	Rows    []workerRow
-	Figures bool // there are figures of the training
+	Figures bool // with figures of the training
 	More    int
 	Bad     int
 }
@@ -230,7 +230,7 @@ type sliceRow struct {
 
 type workerRow struct {
 	Name  string
-	Class string // CSS class for its state
+	Class string // CSS class of its state
 	State string
 	Base  string
 	Cells []figure
@@ -238,7 +238,7 @@ type workerRow struct {
 	After string
 }
 
-// cells returns the figures for a row of workers or slices, in the order of the columns.
+// cells returns the figures in a row of workers or slices, in the order of the columns.
 func cells(f *metrics.Figures) []figure {
 	last := figure{}
 	if f.Steps > 0 {
@@ -336,7 +336,7 @@ func stateText(states map[string]int) string {
 	return clip(strings.Join(parts, ", "))
 }
 
-// ending returns how the command ended on a worker. If the command still runs, it says so.
+// ending returns how the command ended on a worker, or that it still runs.
 func (b *builder) ending(id tpu.WorkerID) (class, text string) {
 	if b.now != nil {
 		if e, ended := b.now.Ending(id); ended {

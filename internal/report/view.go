@@ -18,14 +18,14 @@ import (
 const (
 	maxWorkerRows = 4096
 	maxAttempts   = 50
-	maxPhases     = 200 // most phases of one attempt
+	maxPhases     = 200 // limit of phases of one attempt
 	maxNotes      = 200
-	maxRows       = 300 // most rows of the preflight table
+	maxRows       = 300 // limit of rows in the preflight table
 	maxText       = 2000
-	maxNamed      = 20 // workers that started late
+	maxNamed      = 20 // limit of workers that started late
 )
 
-// view holds what the page shows. It has texts and no logic.
+// view holds what the page shows: texts without logic.
 type view struct {
 	Title   string
 	Run     string
@@ -68,7 +68,7 @@ type card struct {
 	Name string
 	figure
 	Note   string
-	Beside *figure // the published one
+	Beside *figure // the published figure
 }
 
 type settings struct {
@@ -96,8 +96,8 @@ type pageData struct {
 type builder struct {
 	in  Input
 	doc *metrics.Document
-	run *metrics.Attempt // newest attempt; nil if there are no logs
-	now *journal.Attempt // newest attempt; nil if there is no journal
+	run *metrics.Attempt // the newest attempt; nil if there are no logs
+	now *journal.Attempt // the newest attempt; nil if there is no journal
 	at  string           // JSON pointer of run
 
 	state journal.RunState
@@ -125,8 +125,8 @@ func newView(in Input) *view {
 	return b.view
 }
 
-// clip limits the length of a text that may come from anybody. It makes control characters
-// in the text visible. So the text can neither fill the page nor look like something else.
+// clip limits the length of a text that may come from anybody, and makes control characters
+// visible. So the text can neither fill the page nor look like something else.
 func clip(text string) string { return clipTo(text, maxText) }
 
 func clipTo(text string, most int) string {
@@ -215,7 +215,7 @@ func (b *builder) endOf(a *journal.Attempt) time.Time {
 	return time.Time{}
 }
 
-// judge takes the verdict from the journal. Without a journal, it takes it from the record.
+// judge takes the verdict from the journal, or from the record if there is no journal.
 func (b *builder) judge() {
 	v := b.in.Story.Verdict(journal.KnownOf(b.run), b.in.Now)
 	b.state = v.State
@@ -237,8 +237,8 @@ func (b *builder) judge() {
 }
 
 // visible writes control characters in caret notation, as the terminal view does. A page
-// would show nothing for most of them. Those that change the direction of text would make
-// it look different.
+// would show nothing for most of them, and those that change the direction of text would
+// make it look different.
 func visible(line string) string {
 	var b strings.Builder
 	for _, r := range line {
@@ -321,7 +321,7 @@ func (b *builder) preflight() {
 	}
 	s.Text = fmt.Sprintf("%d of %s as wanted on every worker", len(all)-len(failed), event.Count(len(all), "setting"))
 	s.Bad = len(failed) > 0
-	// Failed rows come first, because people look for them.
+	// Failed rows first, because people look for them.
 	slices.SortStableFunc(rows, func(x, y preflight.Row) int {
 		return cmp.Compare(rank(x.Outcome), rank(y.Outcome))
 	})

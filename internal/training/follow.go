@@ -11,15 +11,15 @@ import (
 	"multihost/internal/stage"
 )
 
-// followPace is how often log files are read. If they do not grow for followQuiet, that is
-// reported.
+// followPace is how often log files are read. followQuiet is how long they may stand still
+// before that is reported.
 const (
 	followPace  = time.Second
 	followQuiet = 30 * time.Second
 )
 
 // Follow emits each new step as a result until the run ends. Another command must copy the
-// run's logs to this machine. If ctx ends first, Follow returns the cause of ctx.
+// run's logs to this machine. If ctx ends first, Follow returns its cause.
 func (t *Training) Follow(ctx context.Context, clock gcp.Clock, sink event.Sink, run string) error {
 	shown, grown, told := int64(-1), clock.Now(), false
 	for {

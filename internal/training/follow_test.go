@@ -75,7 +75,7 @@ func TestFollowShowsEachNewStep(t *testing.T) {
 	}
 }
 
-// A stoppedClock ends the context at the first pause. That pause never ends.
+// A stoppedClock ends the context at the first pause, which never ends.
 type stoppedClock struct {
 	*testkit.JumpClock
 	end func()

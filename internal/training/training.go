@@ -1,5 +1,5 @@
-// Package training reads the training steps of a run from the logs on this machine, while
-// the logs grow.
+// Package training reads the training steps of a run from the logs on this machine while
+// they grow.
 package training
 
 import (
@@ -26,23 +26,23 @@ import (
 
 // TrainingOptions say how to read the logs of a run.
 type TrainingOptions struct {
-	LogDir  string           // directory of logs that have no record; the name of the run may then be anything
-	Type    string           // accelerator type of a slice, for MFU; "" means that of the record
-	Pattern *metrics.Pattern // nil means MaxText's step lines
+	LogDir  string           // directory of logs without a record; the name of the run may then be anything
+	Type    string           // accelerator type of a slice, for MFU; "": that of the record
+	Pattern *metrics.Pattern // nil: MaxText's step lines
 	Skip    int              // see metrics.Options
-	Attempt int              // only this attempt; 0 means all
-	Compare string           // published figures for the comparison, by a name that metrics.CheckPublished accepts; "" means none
+	Attempt int              // only this attempt; 0: all
+	Compare string           // published figures for the comparison, by a name for metrics.CheckPublished; "": none
 }
 
-// A Training has the training steps of a run. It reads them from the run's log files on
-// this machine. It asks no cloud and no worker.
+// A Training has the training steps of a run, from the run's log files on this machine. It
+// asks no cloud and no worker.
 type Training struct {
 	StateDir, Run string
 	O             TrainingOptions
 	rec           *record.Record // nil: only a directory is known
 	Far           *record.Record // the record of the run as the workers report it, if they were asked
 	kind          tpu.Type
-	past          []metrics.Attempt // attempts before the newest; read only once
+	past          []metrics.Attempt // attempts before the newest, read once
 	newest        *attemptLogs
 }
 
@@ -56,14 +56,14 @@ type attemptLogs struct {
 	finished  bool
 }
 
-// A ReadLog says how far the log of one worker has been read. The local file and the
-// worker's log have the same bytes. So each byte is taken once, from the one of them that
-// is read first.
+// A ReadLog says how much of one worker's log has been read. The local file and the
+// worker's log have the same bytes, so each byte is taken once, from whichever is read
+// first.
 type ReadLog struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	at     int64
 	Stream *metrics.Stream
-	end    []byte // the last bytes that were read
+	end    []byte // the last bytes read
 }
 
 // readEnd is how many bytes at the end of a log are kept.
@@ -76,8 +76,7 @@ func (l *ReadLog) Offset() int64 {
 	return l.at
 }
 
-// take reads p, which are the bytes of the log from offset. It skips those that were read
-// before.
+// take reads p, the bytes of the log from offset on. It skips those that were read before.
 func (l *ReadLog) take(offset int64, p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,21 +93,21 @@ func (l *ReadLog) take(offset int64, p []byte) {
 	}
 }
 
-// Finish says that the log has ended. Then its last line may lack a newline.
+// Finish says that the log has ended. Its last line may then lack a newline.
 func (l *ReadLog) Finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.Stream.Finish()
 }
 
-// LastLines returns the last n lines that were read.
+// LastLines returns the last n lines read.
 func (l *ReadLog) LastLines(n int) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return mask.EndOfText(bytes.TrimRight(l.end, "\n"), n, nil)
 }
 
-// From returns a writer. It takes the bytes of the log that begin at offset.
+// From returns a writer for the bytes of the log from offset on.
 func (l *ReadLog) From(offset int64) io.Writer { return &readFurther{l, offset} }
 
 type readFurther struct {
@@ -122,8 +121,7 @@ func (r *readFurther) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// OpenTraining finds the logs of a run on this machine. It does not read them. Update does
-// that.
+// OpenTraining finds the logs of a run on this machine. Update reads them.
 func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 	t := &Training{StateDir: stateDir, Run: run, O: o}
 	if o.LogDir == "" {
@@ -146,8 +144,8 @@ func OpenTraining(stateDir, run string, o TrainingOptions) (*Training, error) {
 	return t, nil
 }
 
-// typeOfSlice returns the accelerator type of a slice. It returns the zero Type if that is
-// not known yet.
+// typeOfSlice returns the accelerator type of a slice, or the zero Type if it is unknown so
+// far.
 func (t *Training) typeOfSlice() tpu.Type {
 	name := t.O.Type
 	if name == "" && t.rec != nil && len(t.rec.Slices) > 0 {
@@ -157,9 +155,8 @@ func (t *Training) typeOfSlice() tpu.Type {
 	return kind
 }
 
-// TakeUp prepares the logs of all workers of rec's attempt. The caller can then also add
-// what it reads in another place. TakeUp first reads what this machine has of the logs. It
-// returns the logs by worker.
+// TakeUp prepares the logs of all workers of rec's attempt, so that the caller can add what
+// it reads elsewhere. It first reads what this machine has. It returns the logs by worker.
 func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error) {
 	t.Far = rec
 	if _, err := t.Update(); err != nil {
@@ -182,8 +179,8 @@ func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error)
 	return logs, nil
 }
 
-// latest returns the newer record of the run. One is here, which is the record of this
-// machine and may be nil. The other is the one that the workers report.
+// latest returns the newer record of the run: here, this machine's record, which may be
+// nil, or the one that the workers report.
 func (t *Training) latest(here *record.Record) *record.Record {
 	far := t.Far
 	switch {
@@ -209,8 +206,7 @@ func (t *Training) Ended() bool {
 	return t.rec.Over()
 }
 
-// Latest returns the newest step of the newest attempt. It returns false if there is no
-// step yet.
+// Latest returns the newest step of the newest attempt, or false if there is none yet.
 func (t *Training) Latest() (metrics.Sample, bool) {
 	if t.newest == nil {
 		return metrics.Sample{}, false
@@ -218,8 +214,8 @@ func (t *Training) Latest() (metrics.Sample, bool) {
 	return t.newest.collector.Latest()
 }
 
-// Update reads what was added to the log files. It reports whether there was anything new.
-// If a newer attempt has begun, it continues with that one.
+// Update reads what was added to the log files, and reports whether there was anything. If
+// a newer attempt has begun, it continues with that one.
 func (t *Training) Update() (changed bool, err error) {
 	if t.O.LogDir == "" {
 		rec, err := record.LoadRecord(t.StateDir, t.Run)
@@ -262,7 +258,7 @@ func (t *Training) Update() (changed bool, err error) {
 	return changed, nil
 }
 
-// pastPoints is the most points in a series of an attempt before the newest.
+// pastPoints limits the points in a series of an attempt before the newest.
 const pastPoints = 256
 
 // ErrNoLogs says that this machine has no logs of a run.
@@ -277,7 +273,7 @@ func (t *Training) noLogs() error {
 	return e
 }
 
-// attemptDirs finds the attempts that have logs. The oldest comes first.
+// attemptDirs finds the attempts with logs, oldest first.
 func (t *Training) attemptDirs() []*attemptLogs {
 	if t.O.LogDir != "" {
 		return t.haveLogs(&attemptLogs{number: 1, dir: t.O.LogDir})
@@ -295,8 +291,7 @@ func (t *Training) attemptDirs() []*attemptLogs {
 	return t.haveLogs(all...)
 }
 
-// haveLogs returns the attempts whose logs are on this machine or are read from another
-// place.
+// haveLogs returns the attempts whose logs are on this machine or are read elsewhere.
 func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	return slices.DeleteFunc(all, func(a *attemptLogs) bool {
 		if t.Far != nil && t.Far.Attempt == a.number {
@@ -307,8 +302,8 @@ func (t *Training) haveLogs(all ...*attemptLogs) []*attemptLogs {
 	})
 }
 
-// workers lists the workers whose logs the directory has. For the recorded attempt, it also
-// lists the workers whose logs have not come yet.
+// workers lists the workers with logs in the directory. For the recorded attempt, it also
+// lists those whose logs have not come yet.
 func (a *attemptLogs) workers(rec *record.Record) []tpu.WorkerID {
 	var ids []tpu.WorkerID
 	names, _ := filepath.Glob(filepath.Join(a.dir, "output_slice_*_worker_*.txt"))
@@ -351,8 +346,7 @@ func (a *attemptLogs) read(t *Training) (grown bool, err error) {
 	return grown, nil
 }
 
-// readFrom copies a file from offset to w. If the file does not exist yet, it counts as
-// empty.
+// readFrom copies a file from offset on to w. A missing file counts as empty.
 func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -365,11 +359,11 @@ func readFrom(path string, offset int64, w io.Writer, buffer []byte) (int64, err
 	if _, err := file.Seek(offset, io.SeekStart); err != nil {
 		return 0, err
 	}
-	// The wrapper hides os.File's WriteTo. So io.CopyBuffer uses the buffer.
+	// The wrapper hides os.File's WriteTo, so that io.CopyBuffer uses the buffer.
 	return io.CopyBuffer(w, struct{ io.Reader }{file}, buffer)
 }
 
-// close marks the attempt as finished. Its files will not grow any more.
+// close marks the attempt as finished: its files will not grow any more.
 func (a *attemptLogs) close() {
 	if a.finished || a.collector == nil {
 		return
@@ -425,13 +419,13 @@ func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 	}
 	t.addStalls(&d)
 	if t.O.Compare != "" {
-		_ = d.SetComparison(t.O.Compare) // if figures were not published, there is nothing to compare
+		_ = d.SetComparison(t.O.Compare) // without published figures, there is nothing to compare
 	}
 	return d
 }
 
-// addStalls adds the times in which the run made no progress. No log shows these times. The
-// run's journal has them. If the journal cannot be read, it adds nothing.
+// addStalls adds the times without progress, which only the run's journal has. If the
+// journal cannot be read, it adds nothing.
 func (t *Training) addStalls(d *metrics.Document) {
 	if t.rec == nil {
 		return

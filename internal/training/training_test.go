@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestTrainingIsReadFromLocalLogsAsTheyGrow follows a run over two attempts. It uses only
-// files.
+// TestTrainingIsReadFromLocalLogsAsTheyGrow follows a run over two attempts, with files
+// only.
 func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	t.Parallel()
 	state := t.TempDir()
@@ -114,8 +114,8 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 		t.Errorf("stalls %+v and %+v", d.Attempts[0].Stalls, d.Attempts[1].Stalls)
 	}
 
-	// Reading the same files at once gives the same result. So does reading one attempt
-	// alone.
+	// Reading the same files at once must give the same result, and so must reading one
+	// attempt alone.
 	got, want := again.Document(metrics.View{}, time.Unix(5000, 0)), training.Document(metrics.View{}, time.Unix(5000, 0))
 	if got.Text(true) != want.Text(true) {
 		t.Errorf("read at once:\n%s\nas it grew:\n%s", got.Text(true), want.Text(true))
@@ -132,7 +132,7 @@ func TestTrainingIsReadFromLocalLogsAsTheyGrow(t *testing.T) {
 	}
 }
 
-// TestLogsWithoutARecord reads logs of MaxText's own runner, or logs of another machine.
+// TestLogsWithoutARecord reads logs of MaxText's own runner, or of another machine.
 func TestLogsWithoutARecord(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
