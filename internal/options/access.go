@@ -39,8 +39,8 @@ func Gcloud(c *Call, m Machine) config.Gcloud {
 	return g
 }
 
-// Setting returns the value of a flag. The environment may set it later than the command
-// line is read. A simulator that this command starts does that.
+// Setting returns the value of a flag. The environment may have got it after the command
+// line was read, from a simulator that this command starts.
 func (m Machine) Setting(c *Call, flag string) string {
 	if _, typed := c.Typed[flag]; typed {
 		return fmt.Sprint(c.Flags.Value(flag))
@@ -51,7 +51,7 @@ func (m Machine) Setting(c *Call, flag string) string {
 	return fmt.Sprint(c.Flags.Value(flag))
 }
 
-// sourceOf returns where the value that Setting returns comes from.
+// sourceOf returns the source of the value that Setting returns.
 func (m Machine) sourceOf(c *Call, flag string) string {
 	if _, typed := c.Typed[flag]; typed {
 		return "--" + flag
@@ -65,8 +65,8 @@ func (m Machine) sourceOf(c *Call, flag string) string {
 	return "--" + flag
 }
 
-// Hosts reads the machines that replace slices: those that the command line names, or those
-// on which the named run was started.
+// Hosts returns the machines that replace slices: those on the command line, or those on
+// which the named run was started.
 func Hosts(c *Call, stateDir string) (list hosts.HostList) {
 	text, path := c.String("hosts"), c.String("hosts-file")
 	var err error
@@ -99,7 +99,7 @@ func namesRun(l *cmdline.Line) bool {
 	return len(l.Path) == 1 && len(l.Words) == 1 && slices.Contains([]string{"attach", "dump", "logs", "stop", "top"}, l.Path[0])
 }
 
-// Key returns the user's key, but does not ask for its passphrase.
+// Key returns the user's key without asking for its passphrase.
 func Key(c *Call, m Machine) access.Key {
 	_, named := c.Typed["identity-file"]
 	path := m.Setting(c, "identity-file")
@@ -121,7 +121,7 @@ func (m Machine) agent() string {
 var legalLogin = regexp.MustCompile(`^[a-z_][a-z0-9_.-]{0,31}$`)
 
 // Access reads the flags that say how to reach workers with a key. note says which login is
-// used, if that may surprise the user. Access does not set Identity and IAP.
+// used, if that may surprise the user. Identity and IAP stay unset.
 func Access(c *Call, m Machine, key access.Key) (a overssh.Access, note string) {
 	if c.Duration("connect-timeout") <= 0 {
 		c.Refuse(cmdline.Usagef("--connect-timeout=%s: it must be more than 0", c.Duration("connect-timeout")), "connect-timeout")
@@ -156,7 +156,7 @@ func Access(c *Call, m Machine, key access.Key) (a overssh.Access, note string) 
 	return a, note
 }
 
-// way reads the flags that say by which way workers are reached.
+// way reads the flags that say by which way to reach workers.
 func way(c *Call, m Machine, a *overssh.Access) {
 	text := c.String("ip")
 	c.OneOf("ip", text, string(overssh.Auto), string(overssh.Internal), string(overssh.External), string(overssh.IAP))

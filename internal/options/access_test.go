@@ -48,7 +48,7 @@ func TestHowWorkersAreReached(t *testing.T) {
 	if a := r.a; err != nil || a.Login != "eve" || r.note != "" || a.Way != overssh.Internal || a.KeyFile != "/key" || a.ConnectTimeout != 3*time.Second || len(a.Jump) != 1 {
 		t.Errorf("%+v, %q, %v", a, r.note, err)
 	}
-	// A value in a simulator's environment overrides a default. A typed value overrides
+	// A value in a simulator's environment goes before a default, and a typed value before
 	// both.
 	sim := of(t, map[string]string{"MULTIHOST_FLAG_SSH_PORT": "2200"})
 	if r, err := reach(sim); err != nil || r.a.Port != 2200 {

@@ -29,7 +29,7 @@ func ClusterFlags() []cli.Flag {
 	}
 }
 
-// ClusterName returns the name of a cluster, which is the single word of a command.
+// ClusterName returns the name of a cluster, the only word of a command.
 func ClusterName(c *Call) string {
 	name := c.OneWord("name", "list them with: multihost cluster list")
 	if name != "" {

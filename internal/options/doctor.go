@@ -10,7 +10,7 @@ import (
 	"multihost/internal/network"
 )
 
-// DoctorFlags are the flags of doctor that say what to examine.
+// DoctorFlags say what doctor examines.
 func DoctorFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "tpu-prefix", Aliases: []string{"TPU_PREFIX"}, Usage: "examine the slice named `P`, or the slices P-0, P-1, …"},
@@ -24,8 +24,8 @@ func DoctorFlags() []cli.Flag {
 	}
 }
 
-// DoctorCluster reads which cluster doctor examines. p is the provider of its slices. The
-// flags that describe slices of a cloud are errors there.
+// DoctorCluster reads which cluster doctor examines. p is the provider of its slices. Flags
+// that describe slices of a cloud are errors there.
 func DoctorCluster(c *Call, p *held.Provider, clusters *gke.Client) *doctor.Cluster {
 	for _, name := range []string{"tpu-type", "num-slices", "provider", "reservation", "network", "fix"} {
 		if _, typed := c.Typed[name]; typed {

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/config"
 )
 
-// Defaults say which value each flag has and where it comes from. It is the result of config
-// show.
+// Defaults say which value each flag has and where it comes from, as config show prints
+// them.
 type Defaults struct {
 	Command     string              `json:"command,omitempty"`
 	ProjectFile string              `json:"project_file,omitempty"`
@@ -23,7 +23,7 @@ type Defaults struct {
 	Flags       []cmdline.FlagValue `json:"flags"`
 
 	from     config.Source       // source of the profile
-	told     []cmdline.FlagValue // values that String shows
+	told     []cmdline.FlagValue // values for String to show
 	commands int                 // number of the program's commands
 }
 
@@ -34,14 +34,13 @@ func CheckGcloud(c *Call, m Machine) {
 	}
 }
 
-// loadGcloud reads the configuration of gcloud that a line names.
+// loadGcloud reads the configuration of gcloud for a command line.
 func loadGcloud(l *cmdline.Line, m Machine) (config.Gcloud, error) {
 	return config.LoadGcloud(m.Lookup, m.Home, cmp.Or(l.Values["configuration"], l.Setting("configuration")))
 }
 
-// The words of c name a command of p. Explain returns the values of the flags of that
-// command, or of all commands if c has no words. With --all, String also shows the built-in
-// values.
+// Explain returns the values of the flags of the command of p that the words of c name, or
+// without words of all commands. With --all, String also shows the built-in values.
 func Explain(c *Call, m Machine, p cmdline.Program) (Defaults, error) {
 	path := strings.Join(c.Words, " ")
 	d := Defaults{Command: path, UserFile: config.UserFile(m.Lookup, m.Home), Profiles: []string{}}
@@ -72,15 +71,14 @@ func Explain(c *Call, m Machine, p cmdline.Program) (Defaults, error) {
 	return d, nil
 }
 
-// ofGcloud returns a flag's value in gcloud's configuration, and where that value comes
-// from. It returns "" if there is none.
+// ofGcloud returns a flag's value in gcloud's configuration and its source, or "".
 func (d *Defaults) ofGcloud(l *cmdline.Line, m Machine, flag string) (value string, from config.Source) {
 	field := gcloudFields[flag]
 	if field == "" {
 		return "", from
 	}
 	g, err := loadGcloud(l, m)
-	if err != nil { // CheckGcloud has reported it
+	if err != nil { // reported by CheckGcloud
 		return "", from
 	}
 	d.Gcloud = g.Configuration
@@ -88,8 +86,7 @@ func (d *Defaults) ofGcloud(l *cmdline.Line, m Machine, flag string) (value stri
 		config.Source{Layer: config.GcloudLayer, Text: g.Source[field]}
 }
 
-// String returns a text for people: the sources of the values, and then a table of the
-// values.
+// String returns the defaults for people: the sources, then a table of the values.
 func (d Defaults) String() string {
 	var b strings.Builder
 	user := d.UserFile

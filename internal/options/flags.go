@@ -33,17 +33,17 @@ func GlobalFlags() []cli.Flag {
 	}
 }
 
-// SSHFlags set how workers are reached.
+// SSHFlags set how to reach workers.
 func SSHFlags() []cli.Flag { return FlagsOf(LoginOptions()) }
 
 // SelectFlags select the slices that a command works on.
 func SelectFlags() []cli.Flag { return FlagsOf(selectOptions()) }
 
-// HostFlags name machines that no cloud API knows, and clusters. Both replace slices of a
+// HostFlags name clusters, and machines that no cloud API knows. Both replace slices of a
 // zone.
 func HostFlags() []cli.Flag { return append(FlagsOf(HostOptions()), KubeFlags()...) }
 
-// SlicesFlag selects some of the slices of --tpu-prefix: see Slices.
+// SlicesFlag selects some of the slices of --tpu-prefix. See Slices.
 func SlicesFlag() cli.Flag {
 	return &cli.StringFlag{Name: "slices", Usage: "only the slices with these `NUMBERS` in their names: 0,2-3"}
 }
@@ -68,7 +68,7 @@ func dryRunFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "dry-run", Usage: "show what would be done and change nothing; with --output=json, show it as a document"}
 }
 
-// GraceFlag is the time that a command has to end before it is killed.
+// GraceFlag is how long a command may take to end before it is killed.
 func GraceFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "grace", Value: 10 * time.Second, Usage: "`TIME` between TERM and KILL when multihost stops a command"}
 }
@@ -83,8 +83,7 @@ func ConfirmFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "confirm", Usage: "ask on the terminal before slices are requested; Enter means no"}
 }
 
-// InterruptFlag says what Ctrl-C does. otherwise is what the value ask means without a
-// terminal.
+// InterruptFlag says what Ctrl-C does. otherwise is what ask means without a terminal.
 func InterruptFlag(otherwise string) cli.Flag {
 	return &cli.StringFlag{Name: "on-interrupt", Value: "ask", Usage: "ask, stop or detach: what Ctrl-C does while the command runs (`WHAT`); without a terminal, ask means " + otherwise}
 }
@@ -93,13 +92,13 @@ func checkOnInterrupt(c *Call) {
 	c.OneOf("on-interrupt", c.String("on-interrupt"), "ask", string(stage.Stop), string(stage.Detach))
 }
 
-// RunWord returns the name of a run, which is the single word of a command.
+// RunWord returns the name of a run, the only word of a command.
 func RunWord(c *Call) string {
 	return c.OneWord("run", "list them with: multihost ps --all")
 }
 
-// IDWord returns the name of a request for slices, which is the single word of a command of
-// the groups qr and slices.
+// IDWord returns the name of a request for slices, the only word of a command of the groups
+// qr and slices.
 func IDWord(c *Call) string {
 	return c.OneWord("id", "list them with: multihost "+c.Line.Path[0]+" list")
 }

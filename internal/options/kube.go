@@ -41,7 +41,7 @@ type KubeChoice struct {
 	Named   bool        // the flags name one
 	Cluster string      // name of a cluster of GKE; Config then lacks its address
 	Config  kube.Config // without Sink
-	Flags   string      // the flags, for another command; "" or "--context=c --namespace=n"
+	Flags   string      // the flags for another command: "" or "--context=c --namespace=n"
 }
 
 // Kube reads the flags of KubeOptions for a command whose workers are pods of the cluster.
@@ -65,8 +65,7 @@ func Kube(c *Call, m Machine, stateDir string) KubeChoice {
 	return k
 }
 
-// NeededKube reads the flags of KubeOptions for a command about a cluster, which cannot do
-// without one.
+// NeededKube reads the flags of KubeOptions for a command that needs a cluster.
 func NeededKube(c *Call, m Machine) KubeChoice {
 	k := named(c, m)
 	if !k.Named {
@@ -76,7 +75,7 @@ func NeededKube(c *Call, m Machine) KubeChoice {
 }
 
 // opensCluster reports whether a command opens the cluster of KubeOptions itself, because
-// its subject is the cluster and no worker.
+// it is about the cluster and not about workers.
 func opensCluster(l *cmdline.Line) bool { return len(l.Path) > 0 && l.Path[0] == "workload" }
 
 // InKubeconfig reports whether a command line is about a cluster that needs no project.
@@ -116,7 +115,7 @@ func kubeFlags(c *Call) string {
 	return remote.CommandLine(words...)
 }
 
-// recorded chooses the cluster in which the named run was started, if it was in one.
+// recorded chooses the cluster in which the named run was started, if there was one.
 func (k *KubeChoice) recorded(c *Call, stateDir string) {
 	of, err := workers.RecordedCluster(stateDir, c.Words[0])
 	c.Refuse(err, cmdline.Word)
@@ -131,7 +130,7 @@ func (k *KubeChoice) recorded(c *Call, stateDir string) {
 	}
 }
 
-// absolute returns the path of a file for commands in other directories.
+// absolute returns the path of a file as commands in other directories need it.
 func absolute(file string) string {
 	if path, err := filepath.Abs(file); err == nil {
 		return path
@@ -184,7 +183,7 @@ func HeldRequest(c *Call, m Machine) provision.Request {
 	return r
 }
 
-// refuseHeld refuses flags that are for the slices of a cluster only.
+// refuseHeld refuses flags that only slices of a cluster have.
 func refuseHeld(c *Call) {
 	for _, name := range []string{"docker-image", "queue", "priority", "ttl", "lease"} {
 		if c.IsSet(name) {

@@ -7,8 +7,8 @@ import (
 	"multihost/internal/event"
 )
 
-// TakesLong reports whether the command may run for hours. The view of such a command
-// shows when each thing happened.
+// TakesLong reports whether the command may run for hours. The view of such a command shows
+// times.
 func TakesLong(l *cmdline.Line) bool {
 	switch strings.Join(l.Path, " ") {
 	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait", "cluster create", "cluster delete", "workload create":
@@ -22,7 +22,7 @@ func Zoneless(l *cmdline.Line) bool {
 	return len(l.Path) > 0 && (l.Path[0] == "network" || strings.Join(l.Path, " ") == "cluster list")
 }
 
-// ReadsFiles reports whether files on this machine may answer the command.
+// ReadsFiles reports whether files on this machine may be enough for the command.
 func ReadsFiles(l *cmdline.Line) bool {
 	return len(l.Path) > 0 && l.Path[0] == "logs"
 }

@@ -5,7 +5,7 @@ import (
 	"multihost/internal/network"
 )
 
-// NetworkName returns the word of a command, or the name of the default network.
+// NetworkName returns the word of a command, or else the name of the default network.
 func NetworkName(c *Call) string {
 	if len(c.Words) == 0 {
 		return network.DefaultName
@@ -49,15 +49,15 @@ func FirewallRule(c *Call) network.FirewallRule {
 	return rule
 }
 
-// refuseNetwork refuses o if it is not valid. flags must name every flag that can set a
-// field of o to something other than its default.
+// refuseNetwork refuses an invalid o. flags must name every flag that can set a field of o
+// to something other than its default.
 func refuseNetwork(c *Call, o network.Options, flags ...string) {
 	if err := o.Validate(); err != nil {
 		c.Refuse(&cmdline.UsageError{Err: err}, flags...)
 	}
 }
 
-// refuseRule checks each flag of a rule by itself. It refuses those that are wrong.
+// refuseRule refuses the flags of a rule that are wrong by themselves.
 func refuseRule(c *Call, rule network.FirewallRule) {
 	sound := network.FirewallRule{Name: "x", Allow: []string{"tcp"}}
 	check := func(flag string, set func(r *network.FirewallRule)) {

@@ -1,9 +1,9 @@
 // Package options has the flags that several commands share. It reads command lines into
-// the validated options that packages take. The flags of run and job are in one table, with
-// all that the program has to know about each flag.
+// validated options for packages. The flags of run and job are in one table, with all that
+// the program must know about each.
 //
-// A function that reads a line refuses what is wrong with it, by [cmdline.Line.Refuse]. The
-// caller asks the line for the refusal before it uses what the function returned.
+// A function that reads a line refuses what is wrong, with [cmdline.Line.Refuse]. The
+// caller asks the line for the refusal before it uses the result.
 package options
 
 import (
@@ -30,30 +30,29 @@ import (
 	"multihost/internal/xla"
 )
 
-// An Option is a flag of run or job with all that the program has to know about it. Tests
-// find rows that lack something, and rows that differ from what the program does.
+// An Option is a flag of run or job with all that the program must know about it. Tests
+// find rows that lack something, or differ from what the program does.
 type Option struct {
 	flag cli.Flag
 
-	// read reads the flag. It refuses a value that is wrong by itself. If read is nil, the
-	// field with says where the flag is read. This is another flag, or one of the places
-	// below.
+	// read reads the flag, and refuses a value that is wrong by itself. If it is nil, with
+	// says where the flag is read: with another flag, or in one of the places below.
 	read func(r reading)
 	with string
-	bad  string // a value that is refused; "": no value of the flag's kind is wrong
+	bad  string // a value to refuse; "": every value of the flag's kind is right
 
-	// plan is where a dry run shows the flag: the path of a field in plan.Plan. If a dry
-	// run does not show the flag, unplanned says why.
+	// plan is the place where a dry run shows the flag: the path of a field in plan.Plan.
+	// If a dry run does not show the flag, unplanned says why.
 	plan, unplanned string
 
 	// key is where a job without runner has the flag: a key of the job's metadata, or kit,
-	// request or refused. If such a job does not have the flag anywhere, unneeded says why.
+	// request or refused. If it has the flag nowhere, unneeded says why.
 	key, unneeded string
 
-	try string // a value that is not the default; with it, the plan and the key change
+	try string // a value other than the default, which changes the plan and the key
 }
 
-// Places that read the flags without a read function of their own.
+// Places that read flags without a read function of their own.
 const (
 	inSession   = "the session"
 	withWorkers = "the choice of workers"
@@ -62,14 +61,14 @@ const (
 	withNotify  = "the notifier"
 )
 
-// Places that have a flag of a job without runner, if it has no key.
+// Places where a job without runner has a flag without a key.
 const (
 	kit     = "the files with which the workers start the command"
 	request = "the request of slices"
 	refused = "it is refused"
 )
 
-// Reasons why a job without runner does not need a flag.
+// Reasons why a job without runner needs no such flag.
 const (
 	ofRun      = "it is a flag of run"
 	notWatched = "no runner follows the command"
@@ -80,20 +79,17 @@ const (
 // Name returns the flag's own name.
 func (o Option) Name() string { return o.flag.Names()[0] }
 
-// Bad returns a value that is refused. It returns "" if no value of the flag's kind is
-// wrong.
+// Bad returns a value to refuse, or "" if every value of the flag's kind is right.
 func (o Option) Bad() string { return o.bad }
 
-// Try returns a value with which the plan and the key change. It returns "" if there is
-// none.
+// Try returns a value that changes the plan and the key, or "".
 func (o Option) Try() string { return o.try }
 
-// Plan returns the path of the field of plan.Plan that shows the option. It returns "" if
-// no field does.
+// Plan returns the path of the field of plan.Plan that shows the option, or "".
 func (o Option) Plan() string { return o.plan }
 
-// Key returns the key under which a job without runner has the option. It returns "" if the
-// option is elsewhere or nowhere. isRefused reports whether such a job refuses the option.
+// Key returns the key under which a job without runner has the option, or "" if the option
+// is elsewhere or nowhere. isRefused reports whether such a job refuses the option.
 func (o Option) Key() (key string, isRefused bool) {
 	switch o.key {
 	case kit, request:
@@ -104,12 +100,12 @@ func (o Option) Key() (key string, isRefused bool) {
 	return o.key, false
 }
 
-// OfBucket reports whether the option is about the bucket of a job without runner, and has
-// no meaning for other jobs.
+// OfBucket reports whether the option is about the bucket of a job without runner, and
+// means nothing to other jobs.
 func (o Option) OfBucket() bool { return o.with == withBucket }
 
-// RunRows returns the options of run, and jobRows returns those of job, in the order of the
-// help. The flags of job that describe the request are in the table of package qr, too: see
+// RunRows returns the options of run, and jobRows those of job, in the order of the help.
+// The flags of job that describe the request are also in the table of package qr: see
 // requestFlags.
 func RunRows() []Option {
 	return slices.Concat(selectOptions(), HostOptions(), KubeOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), []Option{restartsOption()}, ownRunOptions(), LoginOptions())
@@ -128,20 +124,20 @@ func FlagsOf(rows []Option) []cli.Flag {
 	return all
 }
 
-// options hold the options of run and job. run uses only the part Run.
+// options are the options of run and job. run uses only the part Run.
 type options = job.JobOptions
 
 // Flags are the values of a command's flags.
 type Flags = cli.Context
 
-// A Call is a command line that is carried out: the line, and the values of its flags.
+// A Call carries out one command line, with the values of its flags.
 type Call struct {
 	*Flags
 	*cmdline.Line
 }
 
-// A Machine has the facts about this machine and its user that options need in addition to
-// the command line.
+// A Machine has the facts about this machine and its user that options need besides the
+// command line.
 type Machine struct {
 	Lookup    config.Lookup // the environment
 	Home      string        // the user's home directory
@@ -156,7 +152,7 @@ type Machine struct {
 type reading struct {
 	*Call
 	m    Machine
-	name string // name of the flag
+	name string // of the flag
 	o    *options
 }
 
@@ -225,7 +221,7 @@ func readCommand(r reading) {
 	refuseCommand(r.Call, r.o.Run.Script)
 }
 
-// readRunName reads --run-name. Without it, it makes a name.
+// readRunName reads --run-name, or makes a name.
 func readRunName(r reading) {
 	name := r.String(r.name)
 	if name == "" {
@@ -237,7 +233,7 @@ func readRunName(r reading) {
 	r.o.Run.Run = name
 }
 
-// readScriptDir reads --script-dir. --use-existing-folder excludes this flag.
+// readScriptDir reads --script-dir, which --use-existing-folder excludes.
 func readScriptDir(r reading) {
 	if r.Bool("use-existing-folder") {
 		return
@@ -320,8 +316,8 @@ func readXLA(r reading) {
 	check(xla.Request{Flags: flags, Generation: generation}, "xla-flag", "tpu-type")
 }
 
-// readEnvironment collects the command's variables: first from files, then from --env, then
-// from secrets. If a name occurs twice, the later value wins.
+// readEnvironment collects the command's variables from files, then from --env, then from
+// secrets. Of equal names, the later one wins.
 func readEnvironment(r reading) {
 	add := func(flag string, vars []config.EnvVar, err error) {
 		if err != nil {
@@ -394,8 +390,8 @@ func readKeepOnFailure(r reading) {
 	}
 }
 
-// RefuseRunnerless refuses the flags that a job without runner cannot obey. It begins with
-// the first one on the line.
+// RefuseRunnerless refuses the flags that a job without runner cannot obey, in the order on
+// the line.
 func RefuseRunnerless(c *Call) {
 	rows := slices.DeleteFunc(JobRows(), func(o Option) bool { return o.key != refused || c.Typed[o.Name()] == "" })
 	slices.SortStableFunc(rows, func(a, b Option) int { return cmp.Compare(c.Place(a.Name()), c.Place(b.Name())) })

@@ -26,7 +26,7 @@ func selectOptions() []Option {
 	}
 }
 
-// HostOptions name machines that no cloud API knows. The machines replace slices.
+// HostOptions name machines that no cloud API knows. They replace slices.
 func HostOptions() []Option {
 	return []Option{
 		{flag: &cli.StringFlag{Name: "hosts", Usage: "machines in place of slices, as `[USER@]HOST[:PORT],…`; their order gives the worker numbers"},
@@ -152,7 +152,7 @@ func ownRunOptions() []Option {
 	}
 }
 
-// requestOptions say what slices a job requests, and from which provider.
+// requestOptions say which slices a job requests, and from which provider.
 func requestOptions() []Option {
 	return []Option{
 		{flag: &cli.IntFlag{Name: "num-slices", Aliases: []string{"NUM_SLICES", "node-count"}, Value: 1, Usage: "make `N` slices"},
@@ -215,7 +215,7 @@ func WaitOptions() []Option {
 	}
 }
 
-// LoginOptions set how workers are reached.
+// LoginOptions set how to reach workers.
 func LoginOptions() []Option {
 	return []Option{
 		{flag: &cli.BoolFlag{Name: "internal-ip", Aliases: []string{"INTERNAL_IP"}, Usage: "reach workers by their internal addresses; same as --ip=internal"},

@@ -13,8 +13,8 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// faultsOf returns what a row of the table of options lacks. reads has the names of the
-// flags that have a read function of their own.
+// faultsOf returns what a row of the table of options lacks. reads names the flags with a
+// read function of their own.
 func faultsOf(o Option, reads []string) (faults []string) {
 	fault := func(is bool, text string) {
 		if is {
@@ -32,8 +32,8 @@ func faultsOf(o Option, reads []string) (faults []string) {
 	return faults
 }
 
-// hasField reports whether the JSON of a type has a field with that path. For a list, it
-// looks at the elements.
+// hasField reports whether the JSON of a type has a field with that path, in a list for its
+// elements.
 func hasField(of reflect.Type, path []string) bool {
 	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
 		of = of.Elem()
@@ -49,8 +49,8 @@ func hasField(of reflect.Type, path []string) bool {
 	return false
 }
 
-// TestRowsOfTheTable: every option of run and job has all that the program has to know
-// about it.
+// TestRowsOfTheTable: every option of run and job has all that the program must know about
+// it.
 func TestRowsOfTheTable(t *testing.T) {
 	t.Parallel()
 	for path, rows := range map[string][]Option{"run": RunRows(), "job": JobRows()} {

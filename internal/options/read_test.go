@@ -41,8 +41,8 @@ func env(key string) (string, bool) {
 	return v, ok
 }
 
-// read carries out a line. The command of the line takes flags and reads what f returns.
-// err says what is wrong with the line.
+// read carries out a line whose command takes flags and reads what f returns. err says what
+// is wrong with the line.
 func read[T any](t *testing.T, flags []cli.Flag, f func(c *Call) T, words ...string) (got T, err error) {
 	t.Helper()
 	var line *cmdline.Line
@@ -87,7 +87,7 @@ func refusal(t *testing.T, line any, err error, want string) {
 	}
 }
 
-// TestBadValuesOfTheTableAreRefused leaves out the values that the session reads.
+// TestBadValuesOfTheTableAreRefused leaves out values that the session reads.
 func TestBadValuesOfTheTableAreRefused(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -117,7 +117,7 @@ func TestBadValuesOfTheTableAreRefused(t *testing.T) {
 					line = append(line, "--tpu-type=v5litepod-16")
 				}
 				if o.Name() == "cloud-logging" {
-					continue // without --detach, the command refuses it
+					continue // the command refuses it without --detach
 				}
 				_, err = readJob(t, line...)
 			}

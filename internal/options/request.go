@@ -50,7 +50,7 @@ func RequestFlags(own ...cli.Flag) []cli.Flag {
 	return all
 }
 
-// readRequest adds to r the values of requestFlags and of gcloud's flags in extra.
+// readRequest adds to r the values of requestFlags, and of gcloud's flags in extra.
 func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
@@ -60,7 +60,7 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 		r.Type = t
 	}
 	reader := createflags.NewReader(r, time.Now())
-	all := createflags.All() // in the order on the line: if two flags contradict each other, the later one is wrong
+	all := createflags.All() // in the order on the line: of two flags that contradict each other, the later one is wrong
 	slices.SortStableFunc(all, func(a, b createflags.Flag) int {
 		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
 	})
@@ -85,7 +85,7 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	whole, wrong := reader.Request()
 	for _, err := range wrong {
 		flags := ownFlags(c, err.Flags)
-		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(c.Order, name) }) { // all flags of err are given on the line, so this one is in extra
+		if slices.ContainsFunc(flags, func(name string) bool { return !slices.Contains(c.Order, name) }) { // all flags of err are on the line, so this one is in extra
 			flags = append(flags, "cqr-extra-args")
 		}
 		c.Refuse(flagError(err), flags...)
@@ -96,9 +96,8 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	return whole
 }
 
-// refuseRequest refuses a request that is not valid. It lists the problems in the order of
-// their flags on the line. It leaves out problems that follow from a flag that was already
-// refused.
+// refuseRequest refuses an invalid request. It lists the problems in the order of their
+// flags on the line, without those that follow from a refused flag.
 func refuseRequest(c *Call, r qr.Request) {
 	var invalid *qr.InvalidError
 	if !errors.As(r.Validate(), &invalid) {
@@ -112,8 +111,8 @@ func refuseRequest(c *Call, r qr.Request) {
 	}
 }
 
-// ownFlags maps flags of package qr to flags of this command. A flag of job that is nowhere
-// on the line may come from --cqr-extra-args.
+// ownFlags maps flags of package qr to flags of this command. A flag of job that is not on
+// the line may come from --cqr-extra-args.
 func ownFlags(c *Call, flags []string) (own []string) {
 	id, job := cmdline.Word, c.Command.Name == "job"
 	if job {
@@ -135,8 +134,8 @@ func ownFlags(c *Call, flags []string) (own []string) {
 	return own
 }
 
-// flagError returns a usage error. If a file that the flag names cannot be read, it returns
-// a configuration error.
+// flagError returns a usage error, or a configuration error if a file that the flag names
+// cannot be read.
 func flagError(err error) error {
 	if file := (*fs.PathError)(nil); errors.As(err, &file) {
 		return &cmdline.ConfigError{Err: err}
@@ -163,8 +162,8 @@ func QueuedResource(c *Call, m Machine) qr.Request {
 	return r
 }
 
-// jobRequest builds the queued resource of a job. MaxText's defaults apply if the user
-// typed MaxText's flags.
+// jobRequest builds the queued resource of a job, with MaxText's defaults if the user typed
+// MaxText's flags.
 func jobRequest(c *Call, m Machine, run string) provision.Request {
 	upper := asMaxText(c)
 	r := qr.Request{ID: run, NodeCount: c.Int("num-slices"), Autocheckpoint: c.Bool("enable-autocheckpoint")}
@@ -199,7 +198,7 @@ func jobRequest(c *Call, m Machine, run string) provision.Request {
 // AsyncFlag makes a command end before the service has done what the command asks for.
 func AsyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usage: usage} }
 
-// WaitFlags limit how long a command waits for slices, see WaitLimits.
+// WaitFlags limit how long a command waits for slices. See WaitLimits.
 func WaitFlags() []cli.Flag { return FlagsOf(WaitOptions()) }
 
 // WaitLimits reads waitFlags.
@@ -214,13 +213,13 @@ func SliceLimits(c *Call) provider.WaitOptions {
 	return o
 }
 
-// waitTime reads how long a wait may take. A time of 0 becomes qr.NoLimit.
+// waitTime reads how long a wait may take. 0 becomes qr.NoLimit.
 func waitTime(c *Call, flag string) time.Duration {
 	c.NotNegative(c, flag)
 	return cmp.Or(c.Duration(flag), qr.NoLimit)
 }
 
-// Choice reads which of the queued resources qr list shows.
+// Choice reads which queued resources qr list shows.
 func Choice(c *Call) (ch qr.Choice) {
 	var err error
 	if ch.Filter, err = gcloud.ParseFilter(c.String("filter"), time.Now()); err != nil {

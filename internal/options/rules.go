@@ -33,9 +33,9 @@ func foreignFlag(path []string, flag string) error {
 	return nil
 }
 
-// privateFlags are not read from a project's file, because the file may come with a
-// directory of somebody else. These flags reach beyond that directory: they open a network,
-// end other users' runs, delete, name an identity, or send the user's data elsewhere.
+// privateFlags are not read from a project's file, which may come with somebody else's
+// directory. They reach beyond that directory: they open a network, end other users' runs,
+// delete, name an identity, or send the user's data elsewhere.
 var privateFlags = map[string]string{
 	"access-token-file": "it says who you are",
 	"iap-endpoint":      "your access token is sent there",
@@ -80,8 +80,8 @@ var pathFlags = []string{
 }
 
 // alternatives are groups of flags that replace each other. If a layer sets one flag of a
-// group, multihost drops the values that lower layers have for the others. cmdline.Dashes
-// stands for the words after it.
+// group, the values of the others in lower layers are dropped. cmdline.Dashes stands for
+// the words after it.
 var alternatives = [][]string{
 	{"command", cmdline.Dashes},
 	{"tpu-prefix", "hosts", "hosts-file"},
@@ -96,8 +96,8 @@ var alternatives = [][]string{
 	{"notify", "notify-url"},
 }
 
-// otherWords maps words of other tools to our commands or to their paths. The most probable
-// one comes first.
+// otherWords maps words of other tools to our commands or their paths, the most probable
+// first.
 var otherWords = map[string][]string{
 	"ls": {"list", "show", "qr list"}, "list": {"show", "qr list"}, "get": {"show", "qr show"}, "describe": {"show", "qr show"},
 	"rm": {"delete", "qr delete"}, "remove": {"delete", "qr delete"}, "delete": {"qr delete"}, "create": {"qr create"}, "wait": {"qr wait"}, "show": {"qr show"},
@@ -106,7 +106,7 @@ var otherWords = map[string][]string{
 	"firewall": {"network firewall"}, "cleanup": {"gc"}, "check": {"doctor"}, "diagnose": {"doctor"}, "simulator": {"sim"},
 }
 
-// CommandGroups are the commands by purpose. Commands that are rarely needed come last.
+// CommandGroups are the commands by purpose, rarely needed ones last.
 var CommandGroups = []cmdline.CommandGroup{
 	{Title: "make slices", Commands: []string{"network", "slices", "qr", "cluster"}},
 	{Title: "run a command on all workers", Commands: []string{"run", "job", "workload"}},
@@ -118,8 +118,8 @@ var CommandGroups = []cmdline.CommandGroup{
 	{Title: "rarely needed", Commands: []string{"hostkey", "manual", "xla", "config", "sim"}},
 }
 
-// commonFlags stand first in the help of a command with many flags. The flags of such a
-// command are in flagGroups, together with the flags of every command.
+// commonFlags come first in the help of a command with many flags. flagGroups has the other
+// flags of such a command, together with those of every command.
 var commonFlags = map[string][]string{
 	"":          {},
 	"run":       {"tpu-prefix", "zone", "command", "run-name", "script-dir", "env", "detach", "dry-run"},
@@ -185,13 +185,12 @@ var flagGroups = []help.Group{
 	},
 }
 
-// WhereFlags have a section of their own in the help of a command that has no other groups.
+// WhereFlags have a section of their own in the help of a command without other groups.
 var WhereFlags = []string{"tpu-prefix", "slices", "allow-partial", "hosts", "hosts-file", "cluster", "context", "kubeconfig", "namespace", "bucket-name", "bucket-dir"}
 
 const loginTitle = "how workers are reached"
 
-// LoginFlags returns the names of the flags in SSHFlags. The short help of no command shows
-// them.
+// LoginFlags returns the names of SSHFlags. No short help shows them.
 func LoginFlags() (names []string) {
 	for _, f := range SSHFlags() {
 		names = append(names, f.Names()[0])

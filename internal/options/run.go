@@ -57,7 +57,7 @@ func runOrJob(c *Call, m Machine, rows []Option) options {
 	return all
 }
 
-// strayWord returns the error for a word that is neither a flag nor after --.
+// strayWord returns the error for a word that is no flag and not after --.
 func strayWord(c *Call, word string) error {
 	hint := "quote the command: --command='…', or put its words after --"
 	switch word {
@@ -69,8 +69,8 @@ func strayWord(c *Call, word string) error {
 	return &cmdline.UsageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
-// JobFlags returns the flags of job. job has no flags for the names of its slices: they
-// have the name of the run.
+// JobFlags returns the flags of job. It has none for the names of its slices, which have
+// the name of the run.
 func JobFlags() []cli.Flag {
 	own := FlagsOf(ownJobOptions())
 	all := RequestFlags(own...)
@@ -87,7 +87,7 @@ func BucketFlags() []cli.Flag {
 	}
 }
 
-// Detach reads which bucket a job without runner uses, and where in the bucket.
+// Detach reads which bucket a job without runner uses, and where in it.
 func Detach(c *Call, roots gcp.Roots) submit.DetachOptions {
 	do := submit.DetachOptions{Roots: roots, Every: c.Duration("upload-every"), CloudLogging: c.Bool("cloud-logging")}
 	name, dir := c.String("bucket-name"), c.String("bucket-dir")
@@ -104,7 +104,7 @@ func Detach(c *Call, roots gcp.Roots) submit.DetachOptions {
 	return do
 }
 
-// asMaxText reports whether the command line uses the flags of multihost_job.py.
+// asMaxText reports whether the command line has flags of multihost_job.py.
 func asMaxText(c *Call) bool {
 	for _, name := range []string{"command", "bucket-name", "bucket-dir", "run-name", "tpu-type", "num-slices", "runtime-version", "cqr-extra-args", "enable-autocheckpoint"} {
 		if spelling := c.Typed[name]; spelling != "" && spelling == strings.ToUpper(spelling) {
@@ -114,7 +114,7 @@ func asMaxText(c *Call) bool {
 	return false
 }
 
-// Job reads the options of job. It also refuses a request that is not valid.
+// Job reads the options of job, and refuses an invalid request.
 func Job(c *Call, m Machine) job.JobOptions {
 	o := runOrJob(c, m, JobRows())
 	run := &o.Run

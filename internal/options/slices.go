@@ -30,12 +30,12 @@ func neutralFlags() []string {
 	}
 }
 
-// ProviderFlag chooses who makes slices.
+// ProviderFlag chooses the provider of slices.
 func ProviderFlag() cli.Flag {
 	return &cli.StringFlag{Name: "provider", Usage: "tpu or gce: which `API` makes the slices; default: gce for a type that only Compute Engine has, else tpu"}
 }
 
-// SliceFlags returns the flags that describe slices of any provider. own are further flags.
+// SliceFlags returns own, and the flags that describe slices of any provider.
 func SliceFlags(own ...cli.Flag) []cli.Flag {
 	own = slices.Concat(own, []cli.Flag{
 		&cli.IntFlag{Name: "node-count", Value: 1, Usage: "make `N` slices"},
@@ -81,8 +81,8 @@ func SlicesDeadline(c *Call) time.Duration {
 	return c.Duration(deadlineFlag)
 }
 
-// forCompute reads the settings that only Compute Engine knows. For another provider it
-// refuses them.
+// forCompute reads the settings that only Compute Engine knows, or refuses them for another
+// provider.
 func forCompute(c *Call, on string) (s gce.Settings) {
 	if on != OnGCE {
 		for _, name := range []string{"boot-disk-size", "boot-disk-type", "image"} {
@@ -124,8 +124,7 @@ func SliceRequest(c *Call, m Machine) provision.Request {
 	return onCompute(c, own, settings)
 }
 
-// onCompute returns the request for Compute Engine, made from flags that describe a queued
-// resource.
+// onCompute turns flags that describe a queued resource into a request for Compute Engine.
 func onCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request {
 	settings.Tags, settings.InternalIPs = own.Tags, own.InternalIPs
 	r := own.Neutral()
@@ -133,8 +132,7 @@ func onCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request
 	return r
 }
 
-// jobOnCompute does what onCompute does, for a job. It refuses flags that only queued
-// resources have.
+// jobOnCompute is onCompute for a job. It refuses flags that only queued resources have.
 func jobOnCompute(c *Call, own qr.Request, settings gce.Settings) provision.Request {
 	only := []string{"cqr-extra-args", "runtime-version", "enable-autocheckpoint", "type"}
 	for _, f := range createflags.All() {
@@ -189,8 +187,8 @@ func machineType(c *Call) tpu.Type {
 	return t
 }
 
-// Provider returns the value of --provider. Without that flag, Provider chooses Compute
-// Engine for a type that only Compute Engine has. Then why says so.
+// Provider returns the value of --provider. Without that flag, it chooses Compute Engine
+// for a type that only Compute Engine has, and why says so.
 func Provider(c *Call, t tpu.Type) (on, why string) {
 	on = c.String("provider")
 	switch {

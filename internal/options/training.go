@@ -48,7 +48,7 @@ func Watch(c *Call) follow.WatchOptions {
 	return o
 }
 
-// TrainingFlags set how the logs of a run are read.
+// TrainingFlags set how to read the logs of a run.
 func TrainingFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "compare", Usage: "compare with the published figures `NAME`"},
@@ -59,8 +59,8 @@ func TrainingFlags() []cli.Flag {
 	}
 }
 
-// Training reads the flags of TrainingFlags and the name of the run. With --log-dir, the
-// name may be missing.
+// Training reads TrainingFlags and the name of the run, which may be missing with
+// --log-dir.
 func Training(c *Call, ownDir string) (run, stateDir string, o training.TrainingOptions) {
 	o = training.TrainingOptions{LogDir: c.String("log-dir"), Type: c.String("tpu-type"), Skip: c.Int("skip-steps"), Compare: c.String("compare"), Pattern: pattern(c)}
 	run = o.LogDir
@@ -85,7 +85,7 @@ func Training(c *Call, ownDir string) (run, stateDir string, o training.Training
 	return run, stateDir, o
 }
 
-// GenerationFlag names a generation of TPUs: see Generation.
+// GenerationFlag names a generation of TPUs. See Generation.
 func GenerationFlag() cli.Flag {
 	return &cli.StringFlag{Name: "tpu-type", Aliases: []string{"TPU_TYPE"}, Usage: "accelerator `TYPE` such as v5litepod-16, its generation, or gpu"}
 }

@@ -98,9 +98,8 @@ func Exec(c *Call, onHosts bool) ops.ExecOptions {
 	return o
 }
 
-// refuseCommand refuses a command line that has nothing to run, or that has both a script
-// and words after --. It reports whether it refused the line. script is the value of
-// --command.
+// refuseCommand refuses a command line with nothing to run, or with both a script and words
+// after --. It reports whether it did. script is the value of --command.
 func refuseCommand(c *Call, script string) bool {
 	var err error
 	switch argv := c.Argv; {
@@ -113,7 +112,7 @@ func refuseCommand(c *Call, script string) bool {
 	return err != nil
 }
 
-// Attach reads the options of attach. secrets has the values of secret variables of the run.
+// Attach reads the options of attach. secrets has the values of the run's secret variables.
 func Attach(c *Call, secrets config.Lookup) runs.AttachOptions {
 	o := runs.AttachOptions{
 		Prefix: c.String("tpu-prefix"), Grace: c.Duration("grace"), StrictExit: c.Bool("strict-exit"), Watch: Watch(c), Secret: secrets,
@@ -146,8 +145,8 @@ func Copy(c *Call, onHosts bool) (o ops.CopyOptions, up bool) {
 // sliceName matches the names of slices.
 var sliceName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 
-// LoginTo reads which worker to log in to. The name of a slice, which gcloud accepts,
-// stands for the only worker of that slice.
+// LoginTo reads which worker to log in to. As for gcloud, the name of a slice stands for
+// its only worker.
 func LoginTo(c *Call, onHosts bool) (w workers.Workers) {
 	if words := c.Words; len(words) > 1 && !c.Dashed {
 		line := []string{"multihost", "ssh", words[0]}
@@ -195,8 +194,8 @@ func MeantWorker(name string, err error) error {
 	return &NoSliceError{Err: err, Advice: "slices here: " + strings.Join(none.Present, ", ") + "; a worker of one of them: multihost ssh " + likely + " --tpu-prefix=" + none.Present[0]}
 }
 
-// A NoSliceError is an error about slices that do not exist. Its hint is better than that
-// of the cause.
+// A NoSliceError is an error about missing slices, with a better hint than that of the
+// cause.
 type NoSliceError struct {
 	Err    error
 	Advice string // what to type
@@ -225,7 +224,7 @@ func Platform(c *Call, text, flag string) preflight.Platform {
 	return on
 }
 
-// PlatformFlag says where the workers run: see Platform.
+// PlatformFlag says where the workers run. See Platform.
 func PlatformFlag() cli.Flag {
 	return &cli.StringFlag{Name: "platform", Aliases: []string{"PLATFORM"}, Value: "gce", Usage: "gce or gke: where the workers run (`PLATFORM`)"}
 }

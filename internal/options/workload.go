@@ -15,10 +15,10 @@ import (
 	"multihost/internal/workload"
 )
 
-// ImageAsIs is the value of --image-repository for an image that has multihost-agent.
+// ImageAsIs is the --image-repository for an image that has multihost-agent.
 const ImageAsIs = "none"
 
-// ClusterChoiceFlags are the flags of KubeOptions for commands that NeededKube serves.
+// ClusterChoiceFlags are the flags of KubeOptions for commands with NeededKube.
 func ClusterChoiceFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "cluster", Usage: "`NAME` of a cluster of Google Kubernetes Engine in the region of --zone"},
@@ -28,7 +28,7 @@ func ClusterChoiceFlags() []cli.Flag {
 	}
 }
 
-// WorkloadNameFlag names a workload, as its word does.
+// WorkloadNameFlag names a workload, as the command's word does.
 func WorkloadNameFlag() cli.Flag {
 	return &cli.StringFlag{Name: "workload", Usage: "`NAME` of the workload, in place of the word"}
 }
@@ -59,7 +59,7 @@ func WorkloadFlags() []cli.Flag {
 	})
 }
 
-// WorkloadName returns the name of a workload: the single word of a command, or --workload.
+// WorkloadName returns the name of a workload: the only word of a command, or --workload.
 func WorkloadName(c *Call) string {
 	name := c.String("workload")
 	switch {
@@ -72,17 +72,17 @@ func WorkloadName(c *Call) string {
 	return c.OneWord("name", "list them with: multihost workload list")
 }
 
-// A Workload is what the flags of WorkloadFlags ask for.
+// A Workload is what WorkloadFlags ask for.
 type Workload struct {
 	Spec       workload.Spec
-	Base       bool   // Spec.Image gets the files of Dir
+	Base       bool   // add the files of Dir to Spec.Image
 	Dir        string // --script-dir
-	Repository string // for the image; "": the default; ImageAsIs: the image stays as it is
+	Repository string // repository for the image; "": the default; ImageAsIs: the image stays as it is
 
-	NamedQueue, NamedPriority bool // the user chose them; otherwise they are defaults, which a cluster may lack
+	NamedQueue, NamedPriority bool // the user has named them; otherwise they are defaults, which a cluster may lack
 }
 
-// WorkloadOf reads the flags of WorkloadFlags, without those of the cluster.
+// WorkloadOf reads WorkloadFlags, without the flags of the cluster.
 func WorkloadOf(c *Call, m Machine) Workload {
 	s := workload.Spec{
 		Name: WorkloadName(c), Namespace: c.String("namespace"), Slices: c.Int("num-slices"), Pods: c.Int("num-nodes"), Command: c.String("command"),
@@ -158,7 +158,7 @@ func readWorkloadType(c *Call, s *workload.Spec) {
 	s.Type = t
 }
 
-// readWorkloadLists reads the flags that have several values.
+// readWorkloadLists reads flags with several values.
 func readWorkloadLists(c *Call, s *workload.Spec) {
 	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
 	if err != nil {

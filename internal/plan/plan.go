@@ -1,5 +1,5 @@
-// Package plan describes what a command would do, as a dry run shows it. The description is
-// one document, as JSON and as text for people.
+// Package plan describes what a command would do, as a dry run shows it: one document, as
+// JSON and as text for people.
 package plan
 
 import (
@@ -18,11 +18,11 @@ import (
 )
 
 // Version is the version of a Plan's JSON document. It changes when a field gets another
-// meaning or is removed.
+// meaning or goes away.
 const Version = 1
 
 // A Plan says what a command would do, in the order of its fields. Secrets are masked.
-// String returns the plan as text for people.
+// String returns it for people.
 type Plan struct {
 	Version int    `json:"version"`
 	Command string `json:"command"` // "run", "job" or "job --detach"
@@ -35,20 +35,20 @@ type Plan struct {
 	Resource *ResourceChange `json:"queued_resource,omitempty"`
 
 	// MayDelete says whether the workers may delete the queued resource if no runner does.
-	// It is absent if no worker has to delete the queued resource.
+	// It is absent if no worker has to.
 	MayDelete *announce.DeletionRight `json:"workers_may_delete,omitempty"`
 
 	Upload *Upload        `json:"upload,omitempty"` // for a job without runner
 	Slices []PlannedSlice `json:"slices"`
 
 	Login Login  `json:"login"`
-	Asked bool   `json:"workers_asked"`       // whether the workers were asked what they have and lack
+	Asked bool   `json:"workers_asked"`       // the workers were asked what they have and lack
 	Why   string `json:"not_asked,omitempty"` // why the workers were not asked
 
-	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // an active run that the command would only follow or leave running. Then the command sends, sets and starts nothing
+	TakesOver *RunOnWorkers  `json:"takes_over,omitempty"` // an active run that the command would only follow or leave running; it then sends, sets and starts nothing
 	Stops     []RunOnWorkers `json:"stops"`
 
-	Files     *Files          `json:"files,omitempty"` // absent if the command uses an existing folder
+	Files     *Files          `json:"files,omitempty"` // absent with an existing folder
 	Preflight *PreflightPlan  `json:"preflight,omitempty"`
 	Free      FreePlan        `json:"free"`
 	Start     StartPlan       `json:"start"`
@@ -72,15 +72,15 @@ const (
 type ResourceChange struct {
 	ID      string          `json:"id"`
 	Do      string          `json:"do"`
-	State   string          `json:"state,omitempty"` // state of the existing one
-	Owner   string          `json:"owner,omitempty"` // owner of the existing one
+	State   string          `json:"state,omitempty"` // state of the existing resource
+	Owner   string          `json:"owner,omitempty"` // owner of the existing resource
 	Why     string          `json:"why,omitempty"`
 	Tier    string          `json:"tier"`
-	Request json.RawMessage `json:"request,omitempty"` // request body as the command would send it
-	Gcloud  string          `json:"gcloud,omitempty"`  // the equivalent command line
-	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts that would be made, if there are several
+	Request json.RawMessage `json:"request,omitempty"` // request body to send
+	Gcloud  string          `json:"gcloud,omitempty"`  // the equal gcloud command line
+	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts to make, if there are several
 
-	// Name is what messages call the resource, such as: queued resource m.
+	// Name is the resource's name in messages, such as: queued resource m.
 	Name string `json:"name"`
 }
 
@@ -90,7 +90,7 @@ type Upload struct {
 	Objects []string `json:"objects"`
 }
 
-// PlannedSlice is a slice that the command would run on.
+// PlannedSlice is a slice for the command.
 type PlannedSlice struct {
 	Name     string `json:"name"`
 	Type     string `json:"type,omitempty"`
@@ -100,13 +100,13 @@ type PlannedSlice struct {
 	State    string `json:"state"` // state in the API's words, or "to be made"
 }
 
-// Login says how the workers are reached.
+// Login says how to reach the workers.
 type Login struct {
 	User    string      `json:"user"`
-	Key     string      `json:"key"`               // the public key; empty: the command would make one
+	Key     string      `json:"key"`               // the public key; "": the command would make one
 	File    string      `json:"file"`              // file of the private key
 	Adds    string      `json:"adds,omitempty"`    // where the command would add the key
-	Cluster string      `json:"cluster,omitempty"` // context of the cluster whose pods are the workers; no key is needed then
+	Cluster string      `json:"cluster,omitempty"` // context of the cluster whose pods are the workers, which need no key
 	Way     overssh.Way `json:"way"`
 	Jump    string      `json:"jump,omitempty"`
 }
@@ -140,7 +140,7 @@ type PreflightPlan struct {
 	Notes    []string        `json:"notes,omitempty"` // about NUMA binding
 }
 
-// SettingChange is one setting that the command would change, or could not change.
+// SettingChange is one setting that the command would change, or could not.
 type SettingChange struct {
 	Setting string `json:"setting"`
 	From    string `json:"from"`
@@ -149,13 +149,13 @@ type SettingChange struct {
 	Reason  string `json:"reason,omitempty"` // why the setting would stay as it is
 }
 
-// FreePlan lists the processes that the command would stop to free the TPU.
+// FreePlan lists the processes to stop so that the TPU is free.
 type FreePlan struct {
 	Policy  string    `json:"policy"`
 	Stopped []Stopped `json:"stopped"`
 }
 
-// Stopped is a process that the command would stop to free the TPU.
+// Stopped is a process to stop so that the TPU is free.
 type Stopped struct {
 	Worker  string `json:"worker"`
 	PID     int    `json:"pid"`
@@ -182,17 +182,17 @@ type PlannedWorker struct {
 	Env     map[string]string `json:"env"`
 	Wrap    []string          `json:"wrap,omitempty"` // words before the command
 
-	// Only set if the workers were asked:
+	// Only if the workers were asked:
 	Files   *int   `json:"new_files,omitempty"`
 	Bytes   *int64 `json:"new_bytes,omitempty"`
 	Removed *int   `json:"removed_files,omitempty"`
 }
 
-// Limits says how long everything may take, and how often a failed run starts again. A time
+// Limits say how long everything may take, and how often a failed run starts again. A time
 // of 0 means no limit.
 type Limits struct {
 	Queue       time.Duration `json:"queue_ns,omitempty"`
-	Slices      time.Duration `json:"slices_ns,omitempty"` // how long slices that have come wait for the others
+	Slices      time.Duration `json:"slices_ns,omitempty"` // how long slices that have come are kept while others are missing
 	Provision   time.Duration `json:"provision_ns,omitempty"`
 	Boot        time.Duration `json:"boot_ns,omitempty"`
 	Connect     time.Duration `json:"connect_ns"`
@@ -222,7 +222,7 @@ type EndPlan struct {
 	Keeps   string        `json:"keeps,omitempty"`   // why a queued resource stays
 	KeepFor time.Duration `json:"keep_for_ns,omitempty"`
 
-	Leaves bool `json:"-"` // the command leaves the run after its start, so only the workers of the run can delete anything
+	Leaves bool `json:"-"` // the command leaves the run after its start, so only the run's workers can delete anything
 }
 
 // CostPlan says what the slices cost while they exist.
@@ -232,12 +232,12 @@ type CostPlan struct {
 	Source string   `json:"source"`
 }
 
-// ErrNotRefused reports that a dry run was given clients that can change something.
+// ErrNotRefused reports that a dry run had clients that can change something.
 var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
-// ChangeOf describes what a job does with its resource in a zone. In a dry run the provider
-// refuses the request that would make the resource. refused is that error, which has the
-// request. It is nil if there was no request.
+// ChangeOf describes what a job does with its resource in a zone. refused is the error with
+// which the provider of a dry run refuses the request, and which has the request. It is nil
+// if there was none.
 func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), Name: provision.NameOf(cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {
@@ -252,7 +252,7 @@ func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource,
 	if p, ok := provision.As[provision.Previewer](cloud); ok {
 		body, command := p.Preview(request)
 		c.Gcloud = command
-		if c.Request == nil || command == "" { // if no single command makes the request, the provider has refused only the first part of it
+		if c.Request == nil || command == "" { // if no single command makes the request, the provider has refused only its first part
 			c.Request = body
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// String returns the plan as text for people: one line for each action, in order. Each line
-// begins with a sign: + makes or sends, - ends or deletes, ~ changes, = uses what exists.
+// String returns the plan for people: one line for each action, in order, with a sign: +
+// makes or sends, - ends or deletes, ~ changes, = uses what exists.
 func (p Plan) String() string {
 	t := &planText{}
 	where := ""
@@ -250,7 +250,7 @@ type planGroup struct {
 	workers []tpu.WorkerID
 }
 
-// groups puts workers into one group if text returns the same for them.
+// groups joins workers for which text returns the same.
 func (p Plan) groups(text func(PlannedWorker) string) []planGroup {
 	var all []planGroup
 	for i, id := range p.ids() {
@@ -358,7 +358,7 @@ func (p Plan) tellRest(t *planText) {
 	p.tellEnd(t)
 }
 
-// tellTime says when the slices go, no matter what this command does.
+// tellTime says when the slices go, whatever this command does.
 func (p Plan) tellTime(t *planText) {
 	l := p.Limits
 	if l.TTL > 0 {
@@ -372,7 +372,7 @@ func (p Plan) tellTime(t *planText) {
 	}
 }
 
-// tellEnd says what happens to the slices when the command has ended.
+// tellEnd says what happens to the slices after the end of the command.
 func (p Plan) tellEnd(t *planText) {
 	by := ""
 	switch {
@@ -431,8 +431,8 @@ func orUnlimited(d time.Duration) string {
 	return event.Duration(d)
 }
 
-// tellEnvironment lists the variables. For each it shows the value that all workers share,
-// or else the values of the first and the last worker.
+// tellEnvironment lists the variables, each with the value that all workers share, or else
+// the values of the first and the last worker.
 func (p Plan) tellEnvironment(t *planText) {
 	t.b.WriteString("\nenvironment of the command\n")
 	names := map[string]bool{}
@@ -478,10 +478,10 @@ func (p Plan) tellRequest(t *planText) {
 	}
 }
 
-// longest is the length in bytes up to which people see a text of the request whole.
+// A text of the request is shown whole if it has at most longest bytes.
 const longest = 400
 
-// shortened replaces the long texts in a JSON value. It sets cut if there were any.
+// shortened replaces the long texts in a JSON value, and sets cut if there were any.
 func shortened(v any, cut *bool) any {
 	switch v := v.(type) {
 	case map[string]any:

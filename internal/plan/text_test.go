@@ -138,8 +138,8 @@ func TestThePlanForPeople(t *testing.T) {
 	}
 }
 
-// The plan shows the request that was refused, or the one that the provider would make. A
-// program that reads the plan learns when the slices end, as people do.
+// The plan shows the refused request, or the one that the provider would make. A program
+// that reads the plan learns when the slices end, as people do.
 func TestLimitsInThePlansJSON(t *testing.T) {
 	t.Parallel()
 	for want, l := range map[string]Limits{

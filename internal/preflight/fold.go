@@ -11,12 +11,12 @@ import (
 )
 
 // Fold returns one line about the results of the settings on all workers. reports[i] is the
-// report of workers[i]. The line says:
+// report of workers[i]. Examples:
 //
 //	12/12 settings on s[0-1]w[0-3]
 //	12/12 settings on s0w[0-3],s1w[0-1,3]; rto_min failed on s1w2: Operation not permitted
 //
-// Settings that failed for one reason on one worker share one clause.
+// Settings that failed for one reason on one worker share a clause.
 //
 // A skipped setting counts as done, because the worker does not have it.
 func Fold(workers []tpu.WorkerID, reports []Report) string {
@@ -48,8 +48,8 @@ func Fold(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(parts, "; ")
 }
 
-// Table writes one row for each setting and each different result of the setting. The row
-// has the workers with that result.
+// Table writes one row for each setting and each different result of it, with the workers
+// that have this result.
 func Table(workers []tpu.WorkerID, reports []Report) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
@@ -65,8 +65,7 @@ func Table(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(lines, "\n")
 }
 
-// cell returns value. If value is empty, it returns a dash, because nobody notices an empty
-// cell.
+// cell returns value, or a dash for an empty value, because nobody notices an empty cell.
 func cell(value string) string {
 	if value == "" {
 		return "-"
@@ -85,9 +84,8 @@ type Row struct {
 	Workers string  `json:"workers"` // folded
 }
 
-// Rows folds the reports of all workers into rows, in the order of Settings. There is one
-// row for each setting and each different result of the setting. reports[i] is that of
-// workers[i].
+// Rows folds the reports of all workers into one row for each setting and each different
+// result of it, in the order of Settings. reports[i] is that of workers[i].
 func Rows(workers []tpu.WorkerID, reports []Report) []Row {
 	type key struct {
 		at int

@@ -27,8 +27,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// realWorkers are machines with namespaces of the real kernel. They have the real sysctl,
-// ip, ethtool and sudo. conns are connections to them.
+// realWorkers are machines with namespaces of the real kernel and the real sysctl, ip,
+// ethtool and sudo. conns are connections to them.
 type realWorkers struct {
 	machines []worker.Machine
 	conns    []*sshfan.Conn
@@ -104,8 +104,8 @@ func (r *realWorkers) output(t *testing.T, i int, line string) string {
 	return out.String()
 }
 
-// ended lists the settings that are not as wanted. With changed it also lists those that
-// were written.
+// ended lists the settings that are not as wanted, and with changed also those that were
+// written.
 func ended(rep preflight.Report, changed bool) string {
 	var b strings.Builder
 	for _, res := range rep.Results {
@@ -119,15 +119,15 @@ func ended(rep preflight.Report, changed bool) string {
 	return b.String()
 }
 
-// readBack reads every setting as a person would. It runs on a worker and, for the settings
-// of the test's own machine, outside.
+// readBack reads every setting as a person would: on a worker, and for the settings of the
+// test's own machine outside.
 const readBack = `PATH=$PATH:/usr/sbin:/sbin
 sysctl net.ipv4.tcp_slow_start_after_idle net.ipv4.tcp_no_metrics_save net.core.somaxconn net.ipv4.tcp_max_syn_backlog net.ipv4.tcp_mtu_probing net.core.optmem_max
 cat /sys/module/tcp_cubic/parameters/hystart_detect
 ip -o route show default | sed 's/ *$//'
 for d in $(ip -o route show default | grep -o 'dev [a-z0-9]*' | sort -u | cut -d' ' -f2); do echo $d $(ethtool -k $d | grep tx-nocache-copy); done`
 
-// deletedFirst prints the default routes that were deleted before they had been added with
+// deletedFirst prints the default routes that were deleted before they were added with
 // rto_min.
 const deletedFirst = `awk '{sub(/ *$/, "")} /^Deleted default/ && !added[substr($0, 9)] {print} sub(/ rto_min lock 5ms/, "") {added[$0] = 1}' `
 
@@ -145,14 +145,13 @@ const (
 	firstRoute = "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.%d metric 100 rto_min lock 5ms\n"
 )
 
-// TestRealKernel applies the settings to workers of the real kernel. Each worker has a
-// story of its own. The test reads the settings back and applies them again, and once more
-// after a reboot.
+// TestRealKernel applies the settings to workers of the real kernel, each with a story of
+// its own. It reads the settings back and applies them again, and once more after a reboot.
 func TestRealKernel(t *testing.T) {
 	stories := []struct {
 		name    string
 		spec    worker.Spec
-		problem string // the problem that apply reports the first time and every later time
+		problem string // the problem that each apply reports, the first and every later one
 		routes  string // after apply
 		devices string
 	}{
@@ -269,8 +268,8 @@ default dev ens9 scope link metric 600 rto_min lock 5ms
 	}
 }
 
-// Without the rights, each setting says why it is not as wanted, and the worker does not
-// change.
+// Without the rights, each setting says why it is not as wanted, and the worker stays as it
+// is.
 func TestRealKernelWithoutRights(t *testing.T) {
 	r := startReal(t,
 		worker.Spec{MTU: 8896, Network: "mtu9k", Faults: []worker.Fault{{Kind: worker.NoSudo}}},

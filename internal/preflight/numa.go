@@ -14,13 +14,13 @@ type NUMA string
 
 // The policies.
 const (
-	NUMAAuto      NUMA = "auto"      // bind where it is known to help
-	NUMABind      NUMA = "bind"      // memory of node 0 only
-	NUMAPreferred NUMA = "preferred" // memory of node 0 first, of other nodes when it is full
+	NUMAAuto      NUMA = "auto"      // bind where that is known to help
+	NUMABind      NUMA = "bind"      // only memory of node 0
+	NUMAPreferred NUMA = "preferred" // memory of node 0 first, of other nodes when that is full
 	NUMAOff       NUMA = "off"
 )
 
-// ParseNUMA reads a --numa value in any case. Empty means auto.
+// ParseNUMA reads a --numa value in any case. "" means auto.
 func ParseNUMA(text string) (NUMA, error) {
 	switch n := NUMA(strings.ToLower(text)); n {
 	case "":
@@ -48,8 +48,8 @@ func (e *NUMAError) Fault() fault.Kind { return fault.Usage }
 // Hint says what to type instead.
 func (e *NUMAError) Hint() string { return e.hint }
 
-// CheckNUMA returns an error if a policy is not allowed on a generation. It needs no
-// worker. The error is a *NUMAError.
+// CheckNUMA returns a *NUMAError if a policy is not allowed on a generation. It needs no
+// worker.
 func CheckNUMA(mode NUMA, generation tpu.Generation) error {
 	if (mode == NUMABind || mode == NUMAPreferred) && !generation.NUMA {
 		_, _, err := NUMAWrap(mode, generation, Report{})
@@ -58,10 +58,9 @@ func CheckNUMA(mode NUMA, generation tpu.Generation) error {
 	return nil
 }
 
-// NUMAWrap returns the words that go before the command on the worker that rep describes.
-// If the command runs unbound, it returns no words. If note is not empty, it is a sentence
-// with the decision and its reason. If the worker cannot follow the policy, the error is a
-// *NUMAError.
+// NUMAWrap returns the words that go before the command on the worker of rep, or none if
+// the command runs unbound. note is "" or a sentence with the decision and its reason. If
+// the worker cannot follow the policy, the error is a *NUMAError.
 //
 // Binding is known to help only on v4 and v5p (MaxText's PREFLIGHT.md). It halves the
 // memory that the command can use.

@@ -8,8 +8,7 @@ import (
 	"multihost/internal/remote"
 )
 
-// parse reads the records of the script's answer. If the answer is incomplete, it returns
-// an error.
+// parse reads the records of the script's answer. An incomplete answer is an error.
 func parse(answer []remote.Record) (Report, error) {
 	var report Report
 	ended := false

@@ -1,17 +1,17 @@
-// Package preflight reads and applies the settings of a worker that training over the
-// data-centre network depends on.
+// Package preflight reads and applies the settings of a worker on which training over the
+// data-centre network depends.
 //
 // One table (Settings) has the wanted values. One embedded bash script reads and applies
-// them. The settings are independent of each other. The script reads each one, writes it
-// only if it differs, and reads it back. If one setting fails, the script still does the
-// others. The script never leaves a worker without a default route that it had before. No
-// setting survives a reboot, so each attempt applies them again.
+// them. The settings are independent: the script reads each one, writes it only if it
+// differs, and reads it back. If one fails, the script still does the others. It never
+// leaves a worker without a default route that the worker had before. No setting survives a
+// reboot, so each attempt applies them again.
 //
 // # Decisions
 //
 //   - The preflight that multihost prints is the same script, with the table in it. Only
-//     its function result differs: for the program it writes records, for people it writes
-//     words. So a pod runs the script that the tests run.
+//     its function result differs: it writes records for the program and words for people.
+//     So a pod runs the script that the tests run.
 package preflight
 
 import (
@@ -49,7 +49,7 @@ const (
 	GKE Platform = "gke"
 )
 
-// ParsePlatform reads a --platform value in any case. Empty means GCE.
+// ParsePlatform reads a --platform value in any case. "" means GCE.
 func ParsePlatform(text string) (Platform, error) {
 	switch p := Platform(strings.ToLower(text)); p {
 	case "":
@@ -60,25 +60,24 @@ func ParsePlatform(text string) (Platform, error) {
 	return "", fmt.Errorf("parse platform %q: want gce or gke", text)
 }
 
-// NoDevices as the value of Options.ExpectChips means that the worker is not a TPU host.
+// NoDevices as Options.ExpectChips means that the worker is no TPU host.
 const NoDevices = -1
 
-// Options say what Run wants of a worker. The zero value applies everything on
-// GCE and expects at least one TPU device and no particular MTU.
+// Options say what Run wants of a worker. The zero value applies everything on GCE, and
+// expects at least one TPU device and no particular MTU.
 type Options struct {
 	Mode     Mode
 	Platform Platform // "" means GCE
-	// Install installs the packages of missing tools with apt-get.
+	// Install installs packages with missing tools, with apt-get.
 	Install bool
-	// ExpectMTU is the MTU of the network. 0 means that it is unknown: then the MTU is
-	// read, but not judged.
+	// ExpectMTU is the MTU of the network, or 0 if it is unknown: then the MTU is read but
+	// not judged.
 	ExpectMTU int
-	// BetweenSlices is the MTU that slices which train together want between them, whatever
-	// MTU the network has. It is 0 for one slice, because its gradients use links of their
-	// own.
+	// BetweenSlices is the MTU that slices which train together need between them, whatever
+	// MTU the network has. It is 0 for one slice, whose gradients use links of their own.
 	BetweenSlices int
 	// ExpectChips is the number of TPU devices of a worker. 0 means at least one. NoDevices
-	// means that the devices are not checked.
+	// means that nobody checks them.
 	ExpectChips int
 }
 
@@ -93,8 +92,8 @@ const (
 	Failed  Outcome = "failed"  // is not as wanted
 )
 
-// NotAsWanted is the reason if a check finds another value than the wanted one, and apply
-// could set the wanted one.
+// NotAsWanted is the reason if a check finds another value than the wanted one and apply
+// could set it.
 const NotAsWanted = "not as wanted"
 
 // Severity says what an outcome means for a run.
@@ -104,10 +103,10 @@ type Severity int
 const (
 	Fine    Severity = iota
 	Warning          // the run works, but more slowly
-	Hard             // the run cannot work: the TPU devices or the default route are missing
+	Hard             // the run cannot work: TPU devices or the default route are missing
 )
 
-// A Result is one setting on one worker.
+// A Result is the result of one setting on one worker.
 type Result struct {
 	Setting string  `json:"setting"`
 	Want    string  `json:"want"`
@@ -129,7 +128,7 @@ func (r Result) Severity() Severity {
 	return Warning
 }
 
-// A Report is all settings of one worker, in the order of Settings.
+// A Report has the results of all settings of one worker, in the order of Settings.
 type Report struct {
 	Results    []Result `json:"results"`
 	NUMANodes  int      `json:"numa_nodes"`
@@ -169,8 +168,8 @@ func (r Report) Failures() []Result {
 var ErrNoReport = fault.New(fault.Unavailable, "no preflight report in the worker's answer")
 
 // Run applies the settings to one worker, or only checks them. An error means that the
-// state of the worker is not known. If a setting could not be applied, that is a result,
-// not an error. Run is safe for concurrent use and idempotent.
+// state of the worker is unknown. A setting that could not be applied is a result, not an
+// error. Run is safe for concurrent use and idempotent.
 func Run(ctx context.Context, r remote.Runner, o Options) (Report, error) {
 	out := &remote.Answer{Nonce: remote.NewNonce()}
 	errs := &remote.Answer{Nonce: out.Nonce}
@@ -187,7 +186,7 @@ func Run(ctx context.Context, r remote.Runner, o Options) (Report, error) {
 	return report, nil
 }
 
-// describe says how the script ended, for an error.
+// describe describes the end of the script for an error.
 func describe(status remote.Status, stderr, stdout string) string {
 	how := fmt.Sprintf("exit status %d", status.Code)
 	if status.Signal != "" {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Reads the settings of one worker. In mode "apply", sets them to the wanted values.
+# Reads the settings of one worker, and in mode "apply" sets them to the wanted values.
 #
 # Arguments after the nonce: MODE (apply|check) PLATFORM (gce|gke) INSTALL (yes|no), then
 # for each setting four words: NAME KIND KEY WANT.
@@ -13,17 +13,17 @@
 # A printed script has no nonce. Its PLATFORM and settings are in $table. Its output is for
 # people, on a terminal or in the log of a pod. Its arguments, in upper or lower case, are
 # check or apply, --require, PLATFORM=gce or gke, and TPU=no if no TPU is expected. It exits
-# with 76 if the worker cannot train. With --require it also exits with 76 if any setting is
-# not as wanted.
+# with 76 if the worker cannot train, and with --require also if any setting is not as
+# wanted.
 #
-# One setting must not prevent another, so no failure aborts this script. If a value is
-# right, the script does not write it and needs no sudo.
+# One setting must not prevent another, so no failure aborts this script. It does not write
+# a value that is right, and then needs no sudo.
 #
 # shellcheck disable=SC2154 # the prelude sets variables that are used here
 
 export LC_ALL=C
-# If the connection is lost between changing a route and checking that the worker still has
-# it, the script must not stop.
+# The script must not stop if the connection is lost between the change of a route and the
+# check that the worker still has it.
 trap '' PIPE HUP
 
 declare -a table
@@ -59,8 +59,8 @@ proc="${MULTIHOST_ROOT_PROC-}/proc"
 sys="${MULTIHOST_ROOT_SYS-}/sys"
 dev="${MULTIHOST_ROOT_DEV-}/dev"
 
-# A login without a profile may have no sbin in PATH. A worker with its own roots also has
-# its own tools. It must never use those of the machine.
+# A login without a profile may have no sbin in PATH. A worker with its own roots has its
+# own tools, and must never use those of the machine.
 if [[ -z ${MULTIHOST_ROOT_PROC-} ]]; then
   PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 fi
@@ -71,7 +71,7 @@ result() {
 }
 
 # tell NAME WANT BEFORE AFTER OUTCOME LOST REASON: prints a result for people. A worker is
-# useless in the cases in which Result.Severity returns Hard.
+# useless where Result.Severity returns Hard.
 good=0 bad=0 useless=0
 tell() {
   local name=$1 want=$2 before=$3 after=$4 outcome=$5 lost=$6 reason=$7
@@ -89,7 +89,7 @@ tell() {
 }
 
 # read_from COMMAND...: sets $out to what the command prints. No command delays the others:
-# after 20 s it is killed, and $why says so. timeout(1) would be one more process. The
+# it is killed after 20 s, and $why says so. timeout(1) would be one more process. The
 # status is not read, because bash 5.2 may wait for ever for a process substitution that has
 # ended early. The output shows what failed.
 out=''
@@ -106,7 +106,7 @@ read_from() {
   return 1
 }
 
-# attempt COMMAND...: runs the command. On failure $why is the cause in a few words.
+# attempt COMMAND...: runs the command. After a failure, $why is the cause in a few words.
 why=
 attempt() {
   local out rc
@@ -136,7 +136,7 @@ explain() {
   [[ $platform == gke ]] && explain_container
 }
 
-# explain_container: adds the right that the container lacks to $why.
+# explain_container: adds to $why the right that the container lacks.
 explain_container() {
   case $why in
     *"Read-only file system"*)
@@ -148,7 +148,7 @@ explain_container() {
   esac
 }
 
-# get_capabilities: sets $net_admin to yes or no. It sets it to empty if the kernel does not
+# get_capabilities: sets $net_admin to yes or no, or to an empty text if the kernel does not
 # say. NET_ADMIN is bit 12 of linux/capability.h.
 net_admin=''
 get_capabilities() {
@@ -162,7 +162,7 @@ get_capabilities() {
 }
 
 # get_root COMMAND...: finds out once how to act as root. $root is the command prefix. If
-# there is no way, $no_root says why. If sudo must be tried, COMMAND is the trial. Then $ran
+# there is no way, $no_root says why. COMMAND is the trial if sudo must be tried. Then $ran
 # is yes, whether COMMAND succeeded or not.
 root=() no_root='' root_known='' ran=''
 get_root() {
@@ -208,9 +208,9 @@ write_value() {
 }
 
 # write_sysctls SETTING...: writes all values of /proc/sys that are not as wanted with one
-# call of sysctl(8). sysctl(8) continues after a value that it cannot write. do_value then
-# reads each value. If a value is still not as wanted, do_value writes it by itself.
-# $before_all has the values from before.
+# call of sysctl(8), which continues after a value that it cannot write. do_value then reads
+# each value, and writes one that is still not as wanted alone. $before_all has the values
+# from before.
 declare -A before_all=()
 write_sysctls() {
   local -a keys=()
@@ -264,8 +264,8 @@ do_value() { # NAME FILE WANT ABSENT: for a value that is one file of the kernel
 # --- default routes ---------------------------------------------------------
 
 # list_routes: puts the IPv4 default routes into $routes, as ip prints them, in the kernel's
-# order. It puts default routes of another type (unreachable ...) into $nowhere. $listed
-# means that this script has not changed the routes since then.
+# order, and default routes of another type (unreachable ...) into $nowhere. $listed means
+# that this script has not changed the routes since then.
 routes=() nowhere=() listed=''
 list_routes() {
   local out line failed=''
@@ -286,9 +286,9 @@ list_routes() {
   return 0
 }
 
-# parse_route LINE KEY: sets $words to the route as `ip route add` takes it, without KEY.
-# Sets $has to the present value of KEY. $id has the properties by which the kernel
-# distinguishes routes. It adds the interfaces to $devices.
+# parse_route LINE KEY: sets $words to the route as `ip route add` takes it, without KEY,
+# and $has to the present value of KEY. $id has the properties by which the kernel
+# distinguishes routes. Adds the interfaces to $devices.
 words=() has='' id='' devices=()
 parse_route() {
   local line=${1//\\/ } key=$2 word metric=0 tos=0 nhid=
@@ -304,7 +304,7 @@ parse_route() {
         ((i++))
         has=${in[i]-}
         ;;
-      # With these words, ip prints the state of a route. It does not accept them.
+      # ip prints these words about the state of a route, but does not accept them.
       linkdown | dead | offload | rt_offload | trap | rt_trap | offload_failed | unresolved) ;;
       nhid)
         nhid=yes
@@ -350,8 +350,8 @@ add_device() {
   [[ -n $1 ]] && devices+=("$1")
 }
 
-# with_attribute KEY VALUE: sets $changed to $words with the attribute. ip wants the
-# attribute before the next hops of a multipath route.
+# with_attribute KEY VALUE: sets $changed to $words with the attribute, which ip wants
+# before the next hops of a multipath route.
 with_attribute() {
   local word added=
   changed=()
@@ -375,7 +375,7 @@ same_time() {
   [[ $a == "$b" ]]
 }
 
-# scan_routes KEY: fills $specs (words of each route), $values, $ids, $names.
+# scan_routes KEY: fills $specs (the words of each route), $values, $ids, $names.
 specs=() values=() ids=() names=()
 scan_routes() {
   local line key=$1
@@ -486,9 +486,8 @@ do_route() { # NAME KEY WANT
 }
 changed=()
 
-# lock_peers: makes sure that only one script at a time changes peers. Otherwise another
-# script may just have removed a plain route. Then "del" of that route would remove the
-# changed one.
+# lock_peers: lets only one script at a time change peers. Otherwise another script may just
+# have removed a plain route, and "del" of that route would remove the changed one.
 lock_peers() {
   [[ -r $sys/class/net ]] && have flock || return 0
   exec {peers_lock}<"$sys/class/net"
@@ -503,8 +502,8 @@ unlock_peers() {
 }
 peers_lock=''
 
-# change_peer SPEC ID KEY WANT: gives the attribute to a default route that has peers. Peers
-# are default routes with the same metric and tos.
+# change_peer SPEC ID KEY WANT: gives the attribute to a default route that has peers:
+# default routes with the same metric and tos.
 #
 # This is what Linux 6.18 with iproute2 6.1 does with peers:
 # - "change" and "replace" put the route in the place of the first peer, whatever
@@ -523,10 +522,9 @@ peers_lock=''
 #   changes no IPv6 route.
 #
 # So this function changes the first peer in its place. It appends every other peer again
-# with the attribute, and only then deletes the one without it. If the function is
-# interrupted, each default route is still there. At worst a route is there twice, with and
-# without the attribute. The next run continues from there. At the end the peers have their
-# old order.
+# with the attribute, and only then deletes the one without. If it is interrupted, each
+# default route is still there, at worst twice, with and without the attribute. The next run
+# continues from there. At the end the peers have their old order.
 change_peer() {
   local spec=$1 at=$2 key=$3 want=$4 again=${5-} i first='' old='' new=''
   list_routes || return 1
@@ -548,9 +546,9 @@ change_peer() {
   [[ -n $old ]] || return 0
   local value=${values[old]}
   if [[ -n $new && -z $again ]]; then
-    # When a DHCP client renews its lease, it appends the plain route after ours. "del"
-    # would then remove ours first. So we delete ours while the plain one is there. The
-    # plain route then comes after its peers, where the client put it.
+    # A DHCP client that renews its lease appends the plain route after ours. "del" would
+    # then remove ours first. So we delete ours while the plain one is there, which then
+    # stays behind its peers, where the client put it.
     delete_peer "$spec" "$at" "$key" "${values[new]}" || return 1
     change_peer "$@" again
     return
@@ -578,7 +576,7 @@ delete_peer() {
 }
 
 # find_peer SPEC ID KEY VALUE: sets $changed to the route as "ip route del" takes it. Fails
-# if the kernel would delete another peer instead.
+# if the kernel would delete another peer.
 find_peer() {
   local spec=$1 at=$2 key=$3 value=$4 i
   list_routes || return 1
@@ -607,8 +605,8 @@ fits() {
   done
 }
 
-# restore_routes KEY SPEC...: adds each default route that is missing. Fails if one is still
-# missing at the end.
+# restore_routes KEY SPEC...: adds each missing default route. Fails if one is still missing
+# at the end.
 restore_routes() {
   local key=$1 spec have_spec round missing
   shift
@@ -717,7 +715,7 @@ do_feature() { # NAME KEY WANT
   result "$name" "$want" "$before" "$shown" "$outcome" no "$problem"
 }
 
-do_mtu() { # the MTU that the network has, or the one that is wanted between slices
+do_mtu() { # the MTU of the network, or the one wanted between slices
   local name=$1 whose=$2 want=$3 d problem="" outcome=ok
   if ! route_devices; then
     result "$name" "$want" "" "" skipped no "no default route names an interface"
@@ -760,7 +758,7 @@ install_tools() {
     return 0
   fi
   if ! apt install "${missing[@]}"; then
-    # A fresh image may have no package lists yet.
+    # A new image may have no package lists yet.
     case $log in
       *"Unable to locate package"* | *"no installation candidate"* | *"Failed to fetch"*)
         apt update && apt install "${missing[@]}"
@@ -817,7 +815,7 @@ do_tool() { # NAME TOOL WANT
 count_devices() {
   local path
   count=0
-  # The control node /dev/vfio/vfio is not a device.
+  # The control node /dev/vfio/vfio is no device.
   for path in "$dev"/accel[0-9]* "$dev"/vfio/[0-9]*; do
     [[ -e $path ]] && ((count++))
   done
@@ -867,7 +865,7 @@ tell_worker() {
 }
 
 # tell_pod: says which capability a container lacks, and whether the settings apply to the
-# pod only. The interface of a pod network is not a device of the node.
+# pod only: the interface of a pod network is no device of the node.
 tell_pod() {
   if [[ $net_admin == no ]]; then
     echo "preflight: this container lacks the capability NET_ADMIN: routes and interfaces stay as they are;" \

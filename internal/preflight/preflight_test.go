@@ -20,16 +20,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A host is a worker that consists of a directory. It has kernel files below proc, sys and
-// dev. On its PATH it has stand-ins for the tools that would change a machine. Apart from
-// these, its PATH has only what the script needs.
+// A host is a worker in a directory. It has kernel files below proc, sys and dev. On its
+// PATH are stand-ins for the tools that would change a machine, and otherwise only what the
+// script needs.
 type host struct {
 	t    *testing.T
 	root string
 }
 
 // The stand-ins keep their state in $STATE. Like the kernel, ip changes the first route
-// with the same metric. It deletes the first route that has everything in the arguments.
+// with the same metric, and deletes the first route that has everything in the arguments.
 var standIns = map[string]string{
 	"ip": `#!/bin/bash -p
 metric() { local m=0; [[ $1 == *" metric "* ]] && { m=${1##* metric }; m=${m%% *}; }; echo "$m"; }
@@ -93,7 +93,7 @@ exit 0
 
 const oneRoute = "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.5 metric 100 \n"
 
-// newHost returns a fresh TPU VM with sudo, one default route and four chips.
+// newHost returns a new TPU VM with sudo, one default route and four chips.
 func newHost(t *testing.T) *host {
 	h := &host{t, t.TempDir()}
 	for name, value := range map[string]string{
@@ -252,8 +252,7 @@ func TestCheckOnlyReads(t *testing.T) {
 	same(t, "severity with require", rep.Severity(true), Hard)
 }
 
-// Each story changes a fresh host. It names the outcomes that then differ from those of a
-// fresh host.
+// Each story changes a new host, and names the outcomes that this changes.
 func TestStories(t *testing.T) {
 	t.Parallel()
 	twoRoutes := oneRoute + "default via 10.129.0.1 dev ens9 proto dhcp src 10.129.0.5 metric 200"
@@ -507,7 +506,7 @@ func FuzzParse(f *testing.F) {
 
 func records(text []byte, nonce string) []remote.Record {
 	a := remote.Answer{Nonce: nonce}
-	_, _ = a.Write(text) // if a text is too long, its beginning counts
+	_, _ = a.Write(text) // of a text that is too long, the beginning counts
 	return a.Records()
 }
 
@@ -595,7 +594,7 @@ func TestScriptIsClean(t *testing.T) {
 	}
 }
 
-// The program for a worker without runner contains its own arguments. It gives the answer
+// The program for a worker without runner contains its own arguments, and gives the answer
 // that Run gets.
 func TestKitAnswersAsRunDoes(t *testing.T) {
 	t.Parallel()
@@ -646,8 +645,8 @@ func mustRun(t *testing.T, h *host, o Options) Report {
 	return rep
 }
 
-// A program may start after the printed script, as in `bash preflight.sh PLATFORM=GKE &&
-// python3 train.py`. The status of the script decides whether it does.
+// A program may follow the printed script, as in `bash preflight.sh PLATFORM=GKE && python3
+// train.py`. The script's status decides whether it starts.
 func TestPrintedScriptStopsOnlyWhatCannotWork(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -14,17 +14,17 @@ var script string
 
 var program = remote.NewProgram("preflight", remote.Prelude(), script)
 
-// Kind is the way in which a setting is read and written.
+// Kind is how a setting is read and written.
 type Kind string
 
-// The kinds are words of the worker script.
+// The kinds, as words of the worker script.
 const (
 	Sysctl  Kind = "sysctl"  // Key below /proc/sys; sysctl -w
 	File    Kind = "file"    // Key is a file; tee
 	Route   Kind = "route"   // Key is an attribute of every IPv4 default route; ip route change
 	Feature Kind = "feature" // Key is an offload feature of the default routes' interfaces; ethtool -K
-	MTU     Kind = "mtu"     // MTU of the default routes' interfaces; only read; Key "slices": the value wanted between slices
-	Tool    Kind = "tool"    // Key is a program; installed on request only
+	MTU     Kind = "mtu"     // MTU of the default routes' interfaces; only read; Key "slices": the value for traffic between slices
+	Tool    Kind = "tool"    // Key is a program; installed only on request
 	Devices Kind = "devices" // TPU device files; only read
 )
 
@@ -39,11 +39,11 @@ type Setting struct {
 	Name      string     `json:"name"`
 	Kind      Kind       `json:"kind"`
 	Key       string     `json:"key,omitempty"`
-	Want      string     `json:"want,omitempty"` // empty: depends on Options
-	Read      string     `json:"read"`           // how people can read it
+	Want      string     `json:"want,omitempty"` // "": depends on Options
+	Read      string     `json:"read"`           // how people can read the setting
 	Apply     string     `json:"apply,omitempty"`
 	Platforms []Platform `json:"platforms"`
-	Needs     string     `json:"needs,omitempty"` // package that has the tool
+	Needs     string     `json:"needs,omitempty"` // package with the tool
 	Why       string     `json:"why"`
 	Source    string     `json:"source"`
 }
@@ -94,8 +94,8 @@ func Settings() []Setting {
 	}
 }
 
-// want returns the value that o wants for s, in the words of the script. An empty value
-// means that any value is right.
+// want returns the value that o wants for s, in the words of the script. "" means that any
+// value is right.
 func (s Setting) want(o Options) string {
 	switch {
 	case s.Kind == MTU && o.betweenSlices():
@@ -143,18 +143,18 @@ func arguments(o Options) []string {
 }
 
 // asFile returns a complete bash script: the lines in before, which set its arguments, and
-// then the program.
+// the program.
 func asFile(before string) string {
 	text := strings.NewReplacer("#!/bin/bash\n", "", "#!/usr/bin/env bash\n", "").Replace(program.Text())
 	return "#!/usr/bin/env bash\n" + before + text + "\n"
 }
 
-// Each line of the answer of a Kit begins with KitNonce.
+// KitNonce begins each line of a Kit's answer.
 const KitNonce = "multihost-preflight"
 
-// Kit returns the program of Run as one bash script that contains its arguments. It is for
-// a worker without a connection. Its answer has the form that Run parses, with KitNonce as
-// the nonce.
+// Kit returns the program of Run with its arguments as one bash script, for a worker
+// without a connection. Its answer has the form that Run parses, with KitNonce as the
+// nonce.
 func Kit(o Options) string {
 	return asFile("set -- " + remote.Quote(append([]string{KitNonce}, arguments(o)...)...) + "\n")
 }
@@ -165,9 +165,9 @@ var aboutGCE string
 //go:embed print_gke.txt
 var aboutGKE string
 
-// Print returns the program of Run as one bash script that contains the table and prints
-// text for people. `multihost preflight print | ssh worker bash -s` does the same as Run.
-// Its first lines say how to use it on o.Platform.
+// Print returns the program of Run with the table as one bash script that prints text for
+// people. `multihost preflight print | ssh worker bash -s` does the same as Run. Its first
+// lines say how to use it on o.Platform.
 func Print(o Options) string {
 	about := aboutGCE
 	if o.Platform == GKE {

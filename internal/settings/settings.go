@@ -32,14 +32,14 @@ type Networks interface {
 	Show(ctx context.Context, name string) (network.Info, error)
 }
 
-// Options says what to do with the settings of the workers.
+// Options say what to do with the settings of the workers.
 type Options struct {
 	Check    bool // only read
 	Require  bool // every failed setting is an error
 	Ignore   bool // report nothing, because the caller only wants facts about the worker
 	Platform preflight.Platform
 	Install  bool
-	Slices   tpu.Numbers // only the slices whose names have these numbers
+	Slices   tpu.Numbers // only slices whose names have these numbers
 }
 
 // Preflight tunes or checks every worker of the slices whose names match prefix.
@@ -76,8 +76,8 @@ func Read(ctx context.Context, d Deps, t *workers.Connected, o Options) ([]prefl
 	return reports, stage.InterruptedOr(ctx, stage.WorkersError(stage.Preflight, t.IDs, errs))
 }
 
-// Apply runs the preflight on every worker and judges the reports. If the error is about a
-// setting that must not stay as it is, Apply also returns the reports.
+// Apply runs the preflight on every worker and judges the reports. If a setting must not
+// stay as it is, Apply returns the reports and an error.
 func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o Options) ([]preflight.Report, error) {
 	reports, err := Read(ctx, d, t, o)
 	if err != nil {
@@ -109,9 +109,8 @@ func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o O
 	return reports, nil
 }
 
-// networkMTU returns the MTU that the interfaces of the workers should have. It returns 0
-// if the network cannot be read, because reading needs a permission that a run does not
-// need.
+// networkMTU returns the MTU that the interfaces of the workers should have, or 0 if the
+// network cannot be read: that needs a permission which a run does not need.
 func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	name := t.Slices[0].Network
 	if name == "" || d.Networks == nil {
@@ -121,14 +120,14 @@ func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	return info.MTU
 }
 
-// mtuLimit limits the time to read a network's MTU. A run does not need the MTU.
+// mtuLimit limits the time for reading a network's MTU, which a run does not need.
 const mtuLimit = 20 * time.Second
 
-// WarnOfMTU reads the network of a request for slices. If several slices are to be
-// requested and the MTU of the network is small, it warns: machines take the MTU when they
-// are made. It returns the MTU that was read for several slices. It returns 0 if it read
-// none. If the network does not exist, the error is a *network.MissingError. If the network
-// cannot be read, the preflight warns later.
+// WarnOfMTU reads the network of a request for slices. It warns if several slices are
+// requested and the MTU of the network is small, because machines take the MTU when they
+// are made. It returns the MTU that it read for several slices, or 0. If the network does
+// not exist, the error is a *network.MissingError. If it cannot be read, the preflight
+// warns later.
 func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err error) {
 	if d.Networks == nil {
 		return 0, nil
@@ -152,8 +151,8 @@ func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err e
 	return mtu, nil
 }
 
-// readNetwork reads a network. The only possible error is *network.MissingError. No other
-// error is a reason to refuse a request.
+// readNetwork reads a network. Its only error is *network.MissingError: no other is a
+// reason to refuse a request.
 func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
@@ -162,14 +161,14 @@ func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error)
 	if errors.As(err, &missing) {
 		return info, missing
 	}
-	if info.MTU == 0 && err != nil { // if there is an MTU, only the network's rules could not be read
+	if info.MTU == 0 && err != nil { // with an MTU, only the network's rules could not be read
 		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
 	}
 	return info, nil
 }
 
-// networksOf returns those networks of a request that are in the project. The owners of
-// another project's network may read it. This user may not have that right.
+// networksOf returns the networks of a request that are in the project. Networks of another
+// project may be unreadable for this user.
 func networksOf(r provision.Request, project string) (names []string) {
 	all := []string{r.Network}
 	if r.Network == "" && r.Subnetwork == "" && len(r.Interfaces) == 0 {
@@ -186,7 +185,7 @@ func networksOf(r provision.Request, project string) (names []string) {
 	return names
 }
 
-// MTUBetween returns the MTU that this number of slices wants between them. 0 means any
+// MTUBetween returns the MTU that this number of slices needs between them. 0 means any
 // MTU.
 func MTUBetween(slices int) int {
 	if slices < 2 {
@@ -195,8 +194,8 @@ func MTUBetween(slices int) int {
 	return network.DefaultMTU
 }
 
-// The network called name has a small MTU. mtuCure returns advice on how the slices can get
-// a larger one.
+// mtuCure returns advice on how slices can get a larger MTU than the network called name
+// has.
 func mtuCure(name string) string {
 	if name == network.DefaultName {
 		return fmt.Sprintf("while no machine is on it: multihost network update %s --mtu=%d", name, network.DefaultMTU)
@@ -222,7 +221,7 @@ func optionsFor(d Deps, t *workers.Connected, i int, o Options, mtu int) preflig
 }
 
 // Fatal returns an error that names the settings with which the run cannot work on a
-// worker. It returns nil if there are none.
+// worker, or nil.
 func Fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil
@@ -258,8 +257,8 @@ func data(ids []tpu.WorkerID, reports []preflight.Report) []WorkerReport {
 	return all
 }
 
-// rep is the report of a check. Applied returns it as it will be after everything that can
-// be set is set.
+// Applied turns rep, the report of a check, into the report after everything that can be
+// set is set.
 func (o Options) Applied(rep preflight.Report) preflight.Report {
 	if o.Check {
 		return rep

@@ -43,7 +43,7 @@ func TestASmallMTUIsWarnedOfBeforeSlicesAreMade(t *testing.T) {
 		r     provision.Request
 		nets  Networks
 		mtu   int
-		said  string // the warning's hint; "" means none
+		said  string // the warning's hint; "": none
 	}{
 		{"one slice", provision.Request{NodeCount: 1}, networks{1460}, 0, ""},
 		{"two slices", provision.Request{NodeCount: 2}, networks{1460}, 1460, "multihost network create mtu9k"},
@@ -68,7 +68,7 @@ func TestASmallMTUIsWarnedOfBeforeSlicesAreMade(t *testing.T) {
 	}
 }
 
-// The interfaces of workers should have the MTU of their network, if it is known.
+// The interfaces of workers should have their network's MTU, if it is known.
 func TestTheMTUOfWorkers(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
