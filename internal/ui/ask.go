@@ -13,40 +13,40 @@ import (
 // Ask returns Interrupt if the user answers with Ctrl-C.
 const Interrupt = '\x03'
 
-// CanAsk reports whether in and out are terminals and this program may now read from in. A
-// program in the background of its shell may not read: the read would stop the program. On
-// Windows it may never read, because a read of a console cannot be cancelled.
+// CanAsk reports whether in and out are terminals and this program may read from in now. A
+// program in the background of its shell may not: the read would stop it. On Windows no
+// program may, because a read of a console cannot be cancelled.
 func CanAsk(in io.Reader, out io.Writer) bool {
 	file, ok := in.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) && IsTerminal(out) && mayRead(file)
 }
 
-// Ask stops the view and shows question on standard error. It returns the first key in keys
-// that the user types on the terminal in, or Interrupt. Then the view continues with the
-// events that came meanwhile, as far as they were kept. Meanwhile, no caller of Emit waits
-// for the answer. When ctx ends, Ask restores the terminal and returns the cause of ctx.
-// Calls must not overlap.
+// Ask stops the view, shows question on standard error and returns the first key in keys
+// that the user types on the terminal in, or Interrupt. No caller of Emit waits for the
+// answer. Then the view continues with the events that came meanwhile, as far as they were
+// kept. When ctx ends, Ask restores the terminal and returns the cause of ctx. Calls must
+// not overlap.
 func (r *Renderer) Ask(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, asking{})
 }
 
-// AskAnew does what Ask does, for a question that replaces another one. What the user typed
-// before the new question is not an answer to it.
+// AskAnew does what Ask does, for a question that replaces another one. It ignores what the
+// user typed before the new question.
 func (r *Renderer) AskAnew(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, asking{drops: true})
 }
 
-// asking says what happens before a question is shown.
+// asking says what Ask does before it shows a question.
 type asking struct {
-	drains bool // first show the events that were emitted
-	drops  bool // drop what the user has typed before
+	drains bool // show the emitted events first
+	drops  bool // ignore what the user has typed before
 }
 
-// As the keys of a question, AnyKey means that every key is an answer.
+// With AnyKey as the keys of a question, every key is an answer.
 const AnyKey = ""
 
-// AskAfter does what Ask does, for a question about the last emitted event. It shows that
-// event first.
+// AskAfter does what Ask does, for a question about the last emitted event, which it shows
+// first.
 func (r *Renderer) AskAfter(ctx context.Context, in *os.File, question, keys string) (byte, error) {
 	return r.ask(ctx, in, question, keys, asking{drains: true})
 }
@@ -82,11 +82,11 @@ func (r *Renderer) ask(ctx context.Context, in *os.File, question, keys string, 
 	return key, err
 }
 
-// hold keeps the view from writing to standard error until resume is called.
+// hold keeps the view from writing to standard error until the caller calls resume.
 func (r *Renderer) hold(ctx context.Context) (resume func(), err error) {
 	l := r.err
 	select {
-	case l.pen <- struct{}{}: // now nobody is writing
+	case l.pen <- struct{}{}: // now nothing else writes
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}

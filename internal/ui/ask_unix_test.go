@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A question replaces another one. What the user typed before it is not an answer to it.
+// A new question ignores what the user typed before it.
 func TestWhatWasTypedBeforeIsDropped(t *testing.T) {
 	t.Parallel()
 	keyboard, typed, err := os.Pipe()
@@ -18,7 +18,7 @@ func TestWhatWasTypedBeforeIsDropped(t *testing.T) {
 	defer keyboard.Close()
 	defer typed.Close()
 	fd := int(keyboard.Fd())
-	dropTyped(fd) // there is nothing to drop, so this does not wait
+	dropTyped(fd) // nothing to drop, so this must not wait
 	for _, keys := range []string{"ss", "c"} {
 		if _, err := typed.WriteString(keys); err != nil {
 			t.Fatal(err)

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/term"
 )
 
-// A Console gives the user's terminal to a program on another machine. The keys of the user
-// go there unchanged, Ctrl-C included. The program's output may do anything to the
-// terminal. We handle only "~." at the beginning of a line. It ends the login, even if the
-// other side is gone. "~~" at the beginning of a line sends one "~".
+// A Console lends the user's terminal to a program on another machine. Keys go there
+// unchanged, Ctrl-C included, and the program's output may do anything to the terminal. The
+// Console handles only two sequences at the beginning of a line: "~." ends the login, even
+// if the other side has gone, and "~~" sends one "~".
 type Console struct {
 	in, out *os.File
 	before  *term.State
@@ -21,7 +21,7 @@ type Console struct {
 	tty     consoleTTY
 }
 
-// Console gives the terminal in and out away. The view writes nothing until Close.
+// Console lends the terminal in and out to a program. The view writes nothing until Close.
 func (r *Renderer) Console(ctx context.Context, in, out *os.File) (*Console, error) {
 	resume, err := r.hold(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func CanHandOver(in io.Reader, out io.Writer) (inFile, outFile *os.File, ok bool
 }
 
 // Read returns what the user typed. It returns io.EOF after "~.", after Close, and if the
-// terminal is gone.
+// terminal has gone.
 func (c *Console) Read(p []byte) (int, error) {
 	if len(p) < 2 {
 		return 0, io.ErrShortBuffer
@@ -76,7 +76,7 @@ func (c *Console) Read(p []byte) (int, error) {
 // Write shows bytes unchanged.
 func (c *Console) Write(p []byte) (int, error) { return c.out.Write(p) }
 
-// Size returns the present size of the terminal. If it is unknown, Size returns 80 by 24.
+// Size returns the size of the terminal now, or 80 by 24 if it is unknown.
 func (c *Console) Size() (columns, rows int) {
 	columns, rows, err := term.GetSize(int(c.out.Fd()))
 	if err != nil {
@@ -85,11 +85,10 @@ func (c *Console) Size() (columns, rows int) {
 	return columns, rows
 }
 
-// Resized returns a channel that receives something when the size has changed.
+// Resized returns a channel that receives a value after a change of the size.
 func (c *Console) Resized() <-chan struct{} { return c.tty.resized }
 
-// Close restores the terminal. It ends a Read that is in progress. Further calls do
-// nothing.
+// Close restores the terminal and ends a Read in progress. Further calls do nothing.
 func (c *Console) Close() error {
 	if c.before == nil {
 		return nil
@@ -101,14 +100,13 @@ func (c *Console) Close() error {
 	return err
 }
 
-// escapes finds the keys that the Console itself uses: "~." and "~~".
+// escapes finds the sequences that the Console handles: "~." and "~~".
 type escapes struct {
 	begin bool // the next key is at the beginning of a line
 	held  bool // a tilde at the beginning of a line is held back
 }
 
-// pass returns what goes to the other side. It also returns whether the user has typed
-// "~.".
+// pass returns what goes to the other side. left reports whether the user has typed "~.".
 func (e *escapes) pass(typed []byte) (out []byte, left bool) {
 	for _, k := range typed {
 		switch {

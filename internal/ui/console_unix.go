@@ -13,14 +13,14 @@ import (
 )
 
 // consoleTTY is what a Console needs from the system: reads that can be ended, and a notice
-// when the size changes.
+// of a new size.
 type consoleTTY struct {
 	resized     chan struct{}
 	signals     chan os.Signal
 	quit        chan struct{}
 	told        sync.WaitGroup
 	wake, waker *os.File
-	reading     sync.Mutex // held while somebody reads wake
+	reading     sync.Mutex // held while a Read uses wake
 }
 
 func (t *consoleTTY) open() (err error) {
@@ -38,7 +38,7 @@ func (t *consoleTTY) open() (err error) {
 			case <-t.signals:
 				select {
 				case t.resized <- struct{}{}:
-				default: // nobody has read an earlier change yet
+				default: // nobody has read the notice of an earlier change yet
 				}
 			}
 		}
@@ -46,7 +46,7 @@ func (t *consoleTTY) open() (err error) {
 	return nil
 }
 
-// close ends the read that is in progress and waits for it.
+// close ends the read in progress and waits for it.
 func (t *consoleTTY) close() {
 	signal.Stop(t.signals)
 	close(t.quit)
@@ -57,8 +57,7 @@ func (t *consoleTTY) close() {
 	t.wake.Close()
 }
 
-// read begins to read only when there is something to read, because a read cannot be
-// cancelled.
+// read reads only when there is something to read, because a read cannot be cancelled.
 func (t *consoleTTY) read(in *os.File, p []byte) (int, error) {
 	t.reading.Lock()
 	defer t.reading.Unlock()

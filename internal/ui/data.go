@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Stdout returns a writer for data that a command itself writes, such as a log. Before the
-// first byte, it shows what was emitted until then, and erases the status line. While the
-// last line of the data is unfinished, there is no status line. On a terminal, the data is
-// shown as Printable shows it.
+// Stdout returns a writer for data that a command writes itself, such as a log. Before the
+// first byte, the writer shows what was emitted until then, and erases the status line.
+// There is no status line while the last line of the data is unfinished. On a terminal, the
+// data has the form that Printable gives it.
 func (r *Renderer) Stdout() io.WriteCloser { return r.data(toStdout) }
 
-// Stderr does what Stdout does, for data on standard error, such as what a program on a
-// worker writes there.
+// Stderr does what Stdout does, for data on standard error, such as that of a program on a
+// worker.
 func (r *Renderer) Stderr() io.WriteCloser { return r.data(toStderr) }
 
 func (r *Renderer) data(to dest) io.WriteCloser {
@@ -26,8 +26,8 @@ func (r *Renderer) data(to dest) io.WriteCloser {
 	return printable(&dataWriter{l: l, to: to, w: w}, r.o.IsTerminal(w))
 }
 
-// A dataWriter writes to a lane's destination, but not through the lane's queue. So it
-// waits for the reader, and learns when the reader is gone.
+// A dataWriter writes to a lane's destination past the lane's queue. So it waits for the
+// reader, and notices when the reader has gone.
 type dataWriter struct {
 	l  *lane
 	to dest
@@ -53,8 +53,8 @@ func (d *dataWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeAll writes p to w. This also works if another program has left the terminal in
-// non-blocking mode.
+// writeAll writes p to w, even to a terminal that another program has left in non-blocking
+// mode.
 func writeAll(w io.Writer, p []byte) (int, error) {
 	done := 0
 	for {

@@ -34,9 +34,8 @@ func screenOf(text string) string {
 
 var elapsed = regexp.MustCompile(`\d+ s`)
 
-// TestDataErasesStatus checks that the status line is erased before data is written, and
-// that there is none while a line of data is unfinished. Messages do not continue such a
-// line.
+// TestDataErasesStatus: the status line is erased before data is written, and there is none
+// while a line of data is unfinished. Messages do not continue such a line.
 func TestDataErasesStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder
@@ -76,7 +75,7 @@ func TestDataErasesStatus(t *testing.T) {
 }
 
 // TestProgressEnds: a progress may come that no phase has announced. When all is done, it
-// must leave the status line, because no other event would remove it.
+// must leave the status line: no other event would remove it.
 func TestProgressEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder
@@ -94,8 +93,8 @@ func TestProgressEnds(t *testing.T) {
 	})
 }
 
-// TestDataReaderGone checks that a command learns if nobody reads its data. It also checks
-// that pipes get every byte unchanged.
+// TestDataReaderGone: a command learns that nobody reads its data. Pipes get every byte
+// unchanged.
 func TestDataReaderGone(t *testing.T) {
 	var w recorder
 	r := New(Options{Stdout: &w, Stderr: &w})

@@ -9,12 +9,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A foldWindow holds the lines of the last moment. So equal lines of several workers are
-// shown once, with the names of all these workers. Every (worker, line) pair is shown
-// exactly once, and the lines of one worker keep their order. To keep the order, a line
-// joins only an entry that is after the last entry which its worker has joined.
+// A foldWindow holds the lines of the last moment, so that equal lines of several workers
+// are shown once, with the names of all these workers. Every (worker, line) pair is shown
+// exactly once, and the lines of one worker keep their order: a line joins only entries
+// after the last one that its worker has joined.
 //
-// All memory is reused. At a steady rate, a line costs no allocation.
+// All memory is reused: at a steady rate, a line costs no allocation.
 type foldWindow struct {
 	window  time.Duration
 	seed    maphash.Seed
@@ -45,10 +45,10 @@ type foldMember struct {
 }
 
 const (
-	foldText    = 1 << 20 // bytes in the window
+	foldText    = 1 << 20 // how many equal lines add looks at before it gives up folding
 	foldEntries = 8 << 10
 	foldMembers = 64 << 10
-	foldChain   = 64 // how many equal lines are looked at before folding is given up
+	foldChain   = 64 // add puts a line of s into the window. A hidden line is not shown, and neither are equal lines of other workers that join it.
 )
 
 func (f *foldWindow) init(window time.Duration) {
@@ -122,8 +122,8 @@ func (f *foldWindow) drop(n int) {
 	}
 	off := rest[0].start
 	f.text = f.text[:copy(f.text, f.text[off:])]
-	// Members of kept entries can be anywhere after the head of the first kept entry,
-	// because members may have joined older entries later.
+	// Members of kept entries can be anywhere after the head of the first kept entry:
+	// members may have joined older entries later.
 	mem := rest[0].head
 	f.members = f.members[:copy(f.members, f.members[mem:])]
 	for i := range f.members {
@@ -137,7 +137,7 @@ func (f *foldWindow) drop(n int) {
 		e := &f.entries[i]
 		e.start, e.end, e.head, e.last, e.next = e.start-off, e.end-off, e.head-mem, e.last-mem, -1
 	}
-	// Go backwards, so that each chain is in order.
+	// Backwards, so that each chain is in order.
 	for i := len(f.entries) - 1; i >= 0; i-- {
 		e := &f.entries[i]
 		if j, ok := f.index[e.hash]; ok {
@@ -147,7 +147,7 @@ func (f *foldWindow) drop(n int) {
 	}
 }
 
-// tagOf returns the folded name of an entry's workers.
+// tagOf returns the name of an entry's workers, folded.
 func (f *foldWindow) tagOf(e *foldEntry) string {
 	if e.count == 1 {
 		return f.members[e.head].s.tag

@@ -16,7 +16,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// expand is the reverse of tpu.Fold for the small sets of the tests below.
+// expand reverses tpu.Fold, for the small sets of the tests below.
 func expand(t *testing.T, tag string) []string {
 	t.Helper()
 	numbers := func(s string) (all []int) {
@@ -46,8 +46,8 @@ func expand(t *testing.T, tag string) []string {
 	return ids
 }
 
-// FuzzFold lets the fuzzer choose which worker prints which of a few words, and when. It
-// checks that the folded view has exactly the words of every worker, in their order.
+// FuzzFold lets the fuzzer choose which worker prints which of a few words, and when. The
+// folded view must have exactly the words of every worker, in order.
 func FuzzFold(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13})
 	f.Add([]byte{0, 0, 0, 1, 1, 0xff, 1, 2, 0x20, 0x21, 0x20})

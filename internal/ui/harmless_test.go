@@ -14,8 +14,8 @@ import (
 	"multihost/internal/event"
 )
 
-// harmful returns the first thing in text that acts on a terminal. A new line and the
-// sequences in ours do not count.
+// harmful returns the first thing in text that acts on a terminal, apart from newlines and
+// the sequences in ours.
 func harmful(text string, ours ...string) string {
 	for _, s := range ours {
 		text = strings.ReplaceAll(text, s, "")
@@ -34,7 +34,7 @@ func harmful(text string, ours ...string) string {
 	return ""
 }
 
-// everyText emits text in every field whose content a worker or the cloud can choose.
+// everyText emits text in every field that a worker or the cloud can fill.
 func everyText(r *Renderer, text string, step int) {
 	for w := range 2 {
 		for rest := []byte(text); len(rest) > 0; {
@@ -55,8 +55,8 @@ func everyText(r *Renderer, text string, step int) {
 		Phases: []event.PhaseTime{{Name: text}}})
 }
 
-// In FuzzView, a worker and a cloud send any text. No part of it may act on the terminal,
-// in any mode. JSON lines must stay JSON.
+// FuzzView lets a worker and a cloud send any text. No part of it may act on the terminal,
+// in any mode, and JSON lines must stay JSON.
 func FuzzView(f *testing.F) {
 	f.Add("\x1b]0;title\x07\x1b[2J\r\n", uint8(2))
 	f.Add("\u009b31m\u202egnp.exe\u2066\x7f\x00 \xc2\x9b \xe2\x80", uint8(0))
@@ -147,7 +147,7 @@ func TestLogsOnATerminalAreWholeAndHarmless(t *testing.T) {
 	}
 }
 
-// A JSON string has only UTF-8. If last lines have other bytes, they are in base64, too.
+// A JSON string has only UTF-8. Last lines with other bytes are in base64, too.
 func TestJSONLastLinesAreExact(t *testing.T) {
 	for _, lines := range [][]string{{"plain", "λ"}, {"a \xff\xfe", "b"}, {"\xce", "\xbb"}} {
 		var got struct {

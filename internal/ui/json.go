@@ -16,13 +16,13 @@ import (
 )
 
 // jsonVersion is the "v" of every JSON line. It changes when a field gets another meaning
-// or is removed. New fields and new kinds do not change it.
+// or goes away, but not for new fields and new kinds.
 const jsonVersion = 1
 
 // maxRaw is the most output, in bytes, that one JSON line contains.
 const maxRaw = 64 << 10
 
-// appendJSONHead appends the beginning of a line. The kind is the last field of it.
+// appendJSONHead appends the beginning of a line, up to and with the kind.
 func appendJSONHead(b []byte, now time.Time, kind string) []byte {
 	b = append(b, `{"v":`...)
 	b = strconv.AppendInt(b, jsonVersion, 10)
@@ -64,8 +64,8 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 		fields = summaryFields(s)
 	}
 	if err := enc.Encode(fields); err != nil {
-		// Only a Result can fail, because its Data can be of any type. A reader must learn
-		// that the answer is missing.
+		// Only a Result can fail, because its Data can be of any type. The reader must
+		// learn that the answer is missing.
 		b = appendJSONHead(b, now, "error")
 		b = append(b, `,"text":`...)
 		b = appendJSONString(b, fmt.Appendf(nil, "encode %s: %v", e.Kind(), err))
@@ -80,8 +80,8 @@ func appendJSONEvent(b []byte, e event.Event, now time.Time) []byte {
 	return append(b, '\n')
 }
 
-// If the last lines are not UTF-8, a JSON string cannot hold them. summaryFields then also
-// adds them as bytes.
+// summaryFields returns the fields of a summary. Last lines that are not UTF-8 do not fit
+// into a JSON string, so it adds them as bytes, too.
 func summaryFields(s event.Summary) any {
 	if utf8.ValidString(strings.Join(s.LastLines, "\n")) {
 		return s
@@ -96,7 +96,7 @@ func summaryFields(s event.Summary) any {
 	}{s, exact}
 }
 
-// appendHarmlessJSON appends encoded JSON. It escapes what package json does not change
+// appendHarmlessJSON appends encoded JSON. It escapes what package json does not escape
 // although a terminal acts on it: DEL, C1 controls and direction marks. These occur only in
 // strings.
 func appendHarmlessJSON(b, text []byte) []byte {
@@ -123,8 +123,8 @@ func appendJSONEscape(b []byte, c rune) []byte {
 	return append(b, '\\', 'u', hex[c>>12&15], hex[c>>8&15], hex[c>>4&15], hex[c&15])
 }
 
-// output queues bytes of s as JSON lines. If the end of the chunk cuts a rune off, the
-// beginning of the rune waits in s.partial for the next chunk.
+// output queues bytes of s as JSON lines. If the chunk ends within a rune, the beginning of
+// the rune waits in s.partial for the next chunk.
 func (v *jsonView) output(s *stream, data []byte) {
 	for len(data) > 0 {
 		n := min(len(data), maxRaw)
@@ -192,8 +192,8 @@ func appendOutputJSON(b []byte, id tpu.WorkerID, data []byte, now time.Time) []b
 }
 
 // OutputJSON returns a writer that writes a worker's log as JSON lines of kind "output".
-// Unlike a Renderer, it waits for w, so it drops nothing. Close writes the bytes of an
-// unfinished character. It does not close w.
+// Unlike a Renderer, it waits for w and drops nothing. Close writes the bytes of an
+// unfinished character, and does not close w.
 func OutputJSON(w io.Writer, id tpu.WorkerID, now func() time.Time) io.WriteCloser {
 	return &jsonBytes{w: w, id: id, now: now}
 }
@@ -239,8 +239,8 @@ func appendDroppedJSON(b []byte, now time.Time, n int) []byte {
 	return append(b, `,"text":"view fell behind; the log files are complete"}`+"\n"...)
 }
 
-// appendJSONString appends s in quotes. s is valid UTF-8. It also escapes everything on
-// which a terminal would act, because people look at JSON, too.
+// appendJSONString appends s in quotes. s must be valid UTF-8. It also escapes everything
+// on which a terminal would act, because people look at JSON, too.
 func appendJSONString(b, s []byte) []byte {
 	b = append(b, '"')
 	for len(s) > 0 {
@@ -277,7 +277,7 @@ func appendJSONString(b, s []byte) []byte {
 }
 
 // PrintErrorJSON writes err as a JSON line of kind "error". exitCode is the exit status of
-// the program. hint may be empty. It returns the error of w.
+// the program. hint may be "". It returns the error of w.
 func PrintErrorJSON(w io.Writer, now time.Time, err error, hint string, exitCode int) error {
 	b := appendJSONHead(nil, now, "error")
 	b = append(b, `,"text":`...)

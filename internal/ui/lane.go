@@ -27,28 +27,28 @@ type segment struct {
 	end int
 }
 
-// A lane is a queue of bytes and the goroutine that writes them. screen.mu guards its
-// queue. The rest belongs to the goroutine.
+// A lane is a queue of bytes and the goroutine that writes them. screen.mu guards the
+// queue. All else belongs to the goroutine.
 type lane struct {
 	r    *Renderer
 	tty  bool
 	wake chan struct{}
-	pen  chan struct{} // held by whoever writes: the goroutine, or a question
+	pen  chan struct{} // whoever writes holds it: the goroutine, or a question
 
 	queue         []byte
 	segments      []segment
-	generation    uint64 // generation of the queue; it changes when the goroutine takes the queue
+	generation    uint64 // changes when the goroutine takes the queue
 	outputQueued  int
 	controlQueued int
-	dropped       int  // bytes that were not shown since the last notice
+	dropped       int  // number of bytes not shown since the last notice
 	redraw        bool // the status changed
 
 	spare     []byte
 	spareSegs []segment
 	wrote     time.Time
 	drew      time.Time
-	status    string // on the screen now
-	inLine    bool   // the cursor is after data that has no newline at its end
+	status    string // what the screen shows now
+	inLine    bool   // the cursor is behind data without a newline at its end
 	again     bool   // a redraw was postponed
 	gone      [2]bool
 }
@@ -64,7 +64,7 @@ func (l *lane) kick() {
 	}
 }
 
-// put puts b into the queue. b consists of whole lines. The caller holds screen.mu.
+// the verdict goes to standard error
 func (l *lane) put(to dest, b []byte) {
 	if len(b) == 0 {
 		return
@@ -85,9 +85,9 @@ func (l *lane) put(to dest, b []byte) {
 	}
 }
 
-// control puts a message into the queue, unless too many messages wait already. A run of
-// any size has only few messages. The limit is for a flood of retries while the terminal
-// has been stopped for hours. The caller holds screen.mu.
+// control puts a message into the queue, unless too many wait already. A run of any size
+// has few messages; the limit is for a flood of retries on a terminal that has stood still
+// for hours. The caller holds screen.mu.
 func (l *lane) control(to dest, b []byte) {
 	if l.controlQueued+len(b) > controlBytes {
 		l.dropped += len(b)
@@ -97,13 +97,13 @@ func (l *lane) control(to dest, b []byte) {
 	l.put(to, b)
 }
 
-// room reports whether the queue has room for n more bytes of the output of s. If it has,
-// room counts these bytes. The caller holds screen.mu.
+// room reports whether the queue has room for n more bytes of the output of s. If so, it
+// counts these bytes. The caller holds screen.mu.
 func (l *lane) room(s *stream, n int) bool {
 	if s.generation != l.generation {
 		s.generation, s.queued = l.generation, 0
 	}
-	// Any worker may use the first half of the room. So a burst of one worker is shown
+	// Any worker may use the first half of the room, so that a burst of one worker is shown
 	// whole. All workers share the second half, so that the burst does not silence the
 	// others.
 	share := streamMost
@@ -168,7 +168,7 @@ func (l *lane) loop() {
 		l.write(buf, segs, status, now)
 		l.wrote = r.o.Now()
 		<-l.pen
-		// Free the memory of a large burst, because the run may last for days.
+		// Free the memory of a large burst: the run may last for days.
 		if cap(buf) > 2*batchBytes && len(buf) < cap(buf)/4 {
 			buf = nil
 		}
@@ -176,8 +176,8 @@ func (l *lane) loop() {
 	}
 }
 
-// drain erases the status line. Then it writes what is in the queue now. The caller holds
-// the pen.
+// drain erases the status line and writes what is in the queue now. The caller holds the
+// pen.
 func (l *lane) drain() {
 	l.erase()
 	l.r.mu.Lock()
@@ -197,7 +197,7 @@ func (l *lane) drain() {
 }
 
 // due reports whether there is something to write now. If not, at is the time at which
-// there will be something, or zero. The caller holds screen.mu.
+// there will be something, or zero if it is unknown. The caller holds screen.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	pending := len(l.queue) > 0 || l.dropped > 0
 	switch {
@@ -217,8 +217,8 @@ func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	return at, !at.After(now)
 }
 
-// If output was dropped, notice adds a line about that to the end of the queue. The caller
-// holds screen.mu.
+// notice adds a line about dropped output to the end of the queue, if there is any. The
+// caller holds screen.mu.
 func (l *lane) notice(now time.Time) {
 	if l.dropped == 0 {
 		return
@@ -228,8 +228,7 @@ func (l *lane) notice(now time.Time) {
 	l.put(l.r.view.dropped(n, now))
 }
 
-// write writes one batch. Bytes that follow each other and have the same destination are
-// one write.
+// write writes one batch. Neighbouring bytes for the same destination are one write.
 func (l *lane) write(buf []byte, segs []segment, status string, now time.Time) {
 	if len(segs) > 0 {
 		l.erase()
@@ -267,7 +266,7 @@ func (l *lane) erase() {
 	}
 }
 
-// endData makes a message begin on a new line if data and messages share a terminal.
+// endData starts a new line before a message if data and messages share a terminal.
 // Otherwise it adds no newline, because data in a file or a pipe must not change.
 func (l *lane) endData() {
 	if l.inLine && l.tty {
@@ -290,7 +289,7 @@ func (l *lane) send(to dest, p []byte) {
 	}
 }
 
-// sameWriter compares two writers. Unlike ==, it does not panic if their types cannot be
+// sameWriter compares two writers. Unlike ==, it does not panic for types that cannot be
 // compared.
 func sameWriter(a, b io.Writer) bool {
 	t := reflect.TypeOf(a)

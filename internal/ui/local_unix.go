@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsClosedPipe reports whether a write has failed because the reader is gone.
+// IsClosedPipe reports whether a write failed because its reader has gone.
 func IsClosedPipe(err error) bool { return errors.Is(err, syscall.EPIPE) }
 
 // takesEscapes reports whether a terminal obeys escape sequences.
@@ -25,9 +25,9 @@ func mayRead(terminal *os.File) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// readKey reads single bytes until one of keys, or Interrupt, comes. Letters in keys are in
-// lower case and stand for both cases. It begins to read only when there is something to
-// read, because a read of a terminal cannot be cancelled.
+// readKey reads single bytes until one of keys, or Interrupt, comes. Lower-case letters in
+// keys stand for both cases. It reads only when there is something to read, because a read
+// of a terminal cannot be cancelled.
 func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	wake, waker, err := os.Pipe()
 	if err != nil {
@@ -57,7 +57,7 @@ func readKey(ctx context.Context, fd int, keys string) (byte, error) {
 	}
 }
 
-// dropTyped reads what the user has typed and nobody has read. The terminal must be in raw
+// dropTyped drops what the user has typed and nobody has read. The terminal must be in raw
 // mode.
 func dropTyped(fd int) {
 	var b [64]byte
@@ -75,7 +75,7 @@ func dropTyped(fd int) {
 var errWoken = errors.New("woken up")
 
 // readUnlessWoken reads from a terminal. It returns errWoken once wake can be read or has
-// ended. At the end of the terminal it returns io.EOF.
+// ended, and io.EOF at the end of the terminal.
 func readUnlessWoken(fd, wake int, p []byte) (int, error) {
 	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}}
 	for {

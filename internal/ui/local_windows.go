@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// IsClosedPipe reports whether a write has failed because the reader is gone.
+// IsClosedPipe reports whether a write failed because its reader has gone.
 func IsClosedPipe(err error) bool {
 	return errors.Is(err, windows.ERROR_BROKEN_PIPE) || errors.Is(err, windows.ERROR_NO_DATA)
 }
 
-// takesEscapes makes the console obey escape sequences. It reports whether the console
-// does: consoles before Windows 10 do not know them.
+// takesEscapes makes the console obey escape sequences, and reports whether it does.
+// Consoles before Windows 10 cannot.
 func takesEscapes(fd uintptr) bool {
 	var mode uint32
 	console := windows.Handle(fd)

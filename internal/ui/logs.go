@@ -13,12 +13,12 @@ import (
 
 // LogsOptions say how logs are shown.
 type LogsOptions struct {
-	Times bool           // each line begins with its time; in JSON, each line has its time as a field
-	Tags  []tpu.WorkerID // the workers that are shown, if each line begins with its worker
+	Times bool           // put its time at the beginning of each line, or in JSON into a field
+	Tags  []tpu.WorkerID // the workers to show, if each line begins with its worker
 }
 
-// Logs writes logs to standard output, as Stdout does. In JSON mode it writes lines of
-// kind "output". Its methods must not be called concurrently.
+// Logs writes logs to standard output, as Stdout does, or in JSON mode lines of kind
+// "output". Its methods must not be called concurrently.
 type Logs struct {
 	r     *Renderer
 	o     LogsOptions
@@ -28,11 +28,11 @@ type Logs struct {
 	tty   bool
 
 	streams map[tpu.WorkerID]*shownLog
-	open    *shownLog // whose line is unfinished
+	open    *shownLog // the log whose line is unfinished
 }
 
-// A wholeWriter writes the bytes of each Write at once. A note may come between two writes
-// to standard output, and would split a line of JSON.
+// A wholeWriter writes the bytes of each Write at once. A note between two writes to
+// standard output would split a line of JSON.
 type wholeWriter struct{ *bufio.Writer }
 
 func (w wholeWriter) Write(p []byte) (int, error) {
@@ -48,7 +48,7 @@ func (w wholeWriter) Write(p []byte) (int, error) {
 type shownLog struct {
 	id   tpu.WorkerID
 	to   io.WriteCloser
-	time time.Time // time of the text that is being written, in JSON
+	time time.Time // in JSON, the time of the text that is being written
 }
 
 // Logs returns a writer of logs.
@@ -75,8 +75,8 @@ func (l *Logs) stream(id tpu.WorkerID) *shownLog {
 	return s
 }
 
-// WriteLog writes a part of a worker's log. With Times or Tags, the text must not go beyond
-// the end of a line. at is then the time of the line.
+// WriteLog writes a part of a worker's log. With Times or Tags, the text must not have
+// parts of two lines, and at is the time of the line.
 func (l *Logs) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -98,8 +98,8 @@ func (l *Logs) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 	return err
 }
 
-// beginLine writes the beginning of a line, unless s is within a line. If a line of another
-// worker is unfinished, beginLine first ends it on the screen.
+// beginLine writes the beginning of a line, unless s is within a line. First it ends the
+// unfinished line of another worker.
 func (l *Logs) beginLine(s *shownLog, at time.Time) error {
 	if l.open == s {
 		return nil
@@ -138,11 +138,11 @@ func (l *Logs) endLine() error {
 	return err
 }
 
-// Flush writes to standard output what WriteLog has got.
+// Flush writes to standard output what WriteLog has received.
 func (l *Logs) Flush() error { return l.out.Flush() }
 
-// Close writes what is left. If the last line began with a time or a worker and has no end,
-// Close ends it.
+// Close writes what is left. It ends an unfinished last line if lines begin with a time or
+// a worker.
 func (l *Logs) Close() error {
 	if err := l.endLine(); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// TestLogs shows lines with their times and workers. The text of another worker may
-// interrupt a line. Then the line ends there, and continues on a new line.
+// TestLogs shows lines with their times and workers. A line that another worker interrupts
+// ends there, and continues on a new line.
 func TestLogs(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 67e6, time.Local)
 	stamp := at.Format(lineTime)
@@ -58,8 +58,8 @@ func (w *pieces) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLogsAsJSONAreNotTorn checks that each write to standard output ends with a line,
-// because a note may come before the next write.
+// TestLogsAsJSONAreNotTorn: each write to standard output ends with a line, because a note
+// may come before the next write.
 func TestLogsAsJSONAreNotTorn(t *testing.T) {
 	var w pieces
 	r := New(Options{Mode: JSON, Stdout: &w, Stderr: io.Discard, Now: time.Now})

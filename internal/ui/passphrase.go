@@ -10,10 +10,10 @@ import (
 	"golang.org/x/term"
 )
 
-// ReadPassphrase asks for the passphrase of a key on a terminal. It does not show what the
-// user types. If in is not a terminal, it fails at once, because a prompt must never make a
-// script wait. When ctx ends, it restores the terminal and returns the cause of ctx. The
-// program should then exit, because the read itself cannot be cancelled.
+// ReadPassphrase asks for the passphrase of a key on a terminal, without showing what the
+// user types. If in is not a terminal, it fails at once: a prompt must never make a script
+// wait. When ctx ends, it restores the terminal and returns the cause of ctx. The program
+// should then exit, because the read itself cannot be cancelled.
 func ReadPassphrase(ctx context.Context, in io.Reader, out io.Writer, key string) (string, error) {
 	file, ok := in.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {

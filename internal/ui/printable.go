@@ -5,10 +5,10 @@ import (
 	"io"
 )
 
-// printable returns a writer for the bytes of a log. If w is a terminal, the writer shows
-// everything that could act on the terminal in visible form. Every view does the same. It
-// cuts nothing, and \r ends a line. If w is not a terminal, it gets the bytes unchanged.
-// Close writes the bytes of an unfinished character. It does not close w.
+// printable returns a writer for the bytes of a log. If w is a terminal, everything that
+// could act on it becomes visible, as in every view; nothing is cut, and \r ends a line. If
+// w is not a terminal, it gets the bytes unchanged. Close writes the bytes of an unfinished
+// character, and does not close w.
 func printable(w io.Writer, terminal bool) io.WriteCloser {
 	if !terminal {
 		return rawBytes{w}
@@ -23,7 +23,7 @@ func (rawBytes) Close() error { return nil }
 type visibleBytes struct {
 	w        io.Writer
 	held     []byte // the beginning of an unfinished character
-	returned bool   // the last byte was \r; it was written as \n
+	returned bool   // the last byte was \r and became \n
 	out      []byte
 }
 

@@ -9,9 +9,9 @@ import (
 	"multihost/internal/event"
 )
 
-// These times pace status lines where nothing can be redrawn. A phase that is shorter than
+// These times pace status lines where nothing can be redrawn. A phase shorter than
 // statusFirst gets no line. Changes are shown at most once in statusEvery. Without a
-// change, a line comes every statusSame. It shows that the wait continues.
+// change, a line comes every statusSame, to show that the wait continues.
 const (
 	statusFirst = 5 * time.Second
 	statusEvery = 30 * time.Second
@@ -22,17 +22,17 @@ const (
 type phaseView struct {
 	name    string
 	started time.Time
-	begun   bool // a Phase event has announced it, so another one ends it
+	begun   bool // a Phase event has announced it, so another one will end it
 	last    event.Progress
 	lastAt  time.Time // zero: no progress yet
-	step    string    // the newest training step; "": there is none
+	step    string    // the newest training step, or ""
 
-	shown   string // in plain mode: the last line, without its times
+	shown   string // in plain mode: the last line without times
 	shownAt time.Time
-	changed bool // perhaps changed since then
+	changed bool // may have changed since shown
 }
 
-// describe says what the phase does, without times.
+// describe returns what the phase does, without times.
 func (p *phaseView) describe() string {
 	var parts []string
 	if p.step != "" {
@@ -59,8 +59,8 @@ func (p *phaseView) describe() string {
 	return p.name + ": " + strings.Join(parts, ", ")
 }
 
-// describe names workers. silence says for how long nothing has come from them. It returns
-// "" if all send something.
+// silence returns how long the workers that describe names have sent nothing, or "" if all
+// send something.
 func (p *phaseView) silence(now time.Time) string {
 	if p.last.Silent == "" || p.last.SilentSince == nil {
 		return ""
@@ -68,13 +68,13 @@ func (p *phaseView) silence(now time.Time) string {
 	return " for " + event.Age(now.Sub(*p.last.SilentSince))
 }
 
-// times says how long the phase has lasted. If the phase has a limit, it gives that, too.
+// times returns how long the phase has lasted, and its limit if it has one.
 func (p *phaseView) times(now time.Time) string {
 	elapsed := now.Sub(p.started)
 	if !p.lastAt.IsZero() && p.last.Elapsed > 0 {
 		elapsed = p.last.Elapsed + now.Sub(p.lastAt)
 	}
-	// With tenths of a second, every redraw would differ.
+	// Tenths of a second would make every redraw different.
 	text := event.Age(elapsed)
 	if p.last.Limit > 0 {
 		text += " of " + event.Duration(p.last.Limit)
@@ -82,7 +82,7 @@ func (p *phaseView) times(now time.Time) string {
 	return text
 }
 
-// phases are the phases that have not ended. The newest comes last.
+// phases are the phases that have not ended, the newest last.
 type phases []*phaseView
 
 func (all phases) find(name string) *phaseView {
@@ -102,7 +102,7 @@ func (all phases) newest() *phaseView {
 	return all[len(all)-1]
 }
 
-// begin adds the phase that e announces. If the phase is there already, it begins again.
+// begin adds the phase that e announces. A phase that is there already begins again.
 func (all *phases) begin(e event.Phase, now time.Time) {
 	p := all.find(e.Name)
 	if p == nil {
@@ -112,7 +112,7 @@ func (all *phases) begin(e event.Phase, now time.Time) {
 	*p = phaseView{name: e.Name, begun: true, started: now.Add(-e.Elapsed), shownAt: now.Add(statusFirst - statusEvery)}
 }
 
-// end removes the phase that e ends, and returns how long it took.
+// end removes the phase that e ends. It returns how long the phase took.
 func (all *phases) end(e event.Phase, now time.Time) time.Duration {
 	p := all.find(e.Name)
 	all.remove(p)
@@ -122,8 +122,8 @@ func (all *phases) end(e event.Phase, now time.Time) time.Duration {
 	return e.Elapsed
 }
 
-// progress returns the phase that e is about. If no event has announced the phase, it
-// begins with its first progress. It ends when everything is done.
+// progress returns the phase of e. A phase that no event has announced begins with its
+// first progress, and ends when everything is done.
 func (all *phases) progress(e event.Progress, now time.Time) *phaseView {
 	p := all.find(e.Phase)
 	if p == nil {
@@ -150,7 +150,7 @@ func (all *phases) remove(p *phaseView) {
 	*all = slices.DeleteFunc(*all, func(q *phaseView) bool { return q == p })
 }
 
-// phaseEnd says how a phase ended.
+// phaseEnd describes the end of a phase.
 func phaseEnd(e event.Phase, elapsed time.Duration) string {
 	detail := e.Detail
 	switch {
@@ -164,14 +164,14 @@ func phaseEnd(e event.Phase, elapsed time.Duration) string {
 	return fmt.Sprintf("%s: %s (%s)", e.Name, detail, event.Duration(elapsed))
 }
 
-// status returns the line about the phase that a terminal shows.
+// status returns the line that a terminal shows about the phase.
 func (p *phaseView) status(now time.Time) string {
 	text := strings.TrimSuffix(p.describe(), ": ")
 	if p.last.All > 0 {
 		text = bar(p.last.Bytes, p.last.All) + " " + text
 	}
 	if silence := p.silence(now); silence != "" {
-		return text + silence // if workers are silent, the length of the phase does not matter
+		return text + silence // while workers are silent, the length of the phase does not matter
 	}
 	if strings.Contains(text, ": ") {
 		return text + ", " + p.times(now)
@@ -179,8 +179,8 @@ func (p *phaseView) status(now time.Time) string {
 	return text + ": " + p.times(now)
 }
 
-// plainLine decides about the lines where nothing can be redrawn. due says that the current
-// text must be shown now. Otherwise at is the time to look again.
+// plainLine paces lines where nothing can be redrawn. due means that the text must be shown
+// now. Otherwise at is the time for the next look.
 func (p *phaseView) plainLine(now time.Time) (at time.Time, due bool) {
 	text := p.describe()
 	p.changed = p.changed && text != p.shown
@@ -195,16 +195,16 @@ func (p *phaseView) plainLine(now time.Time) (at time.Time, due bool) {
 	return at, true
 }
 
-// barWidth is the number of columns of a bar, without its brackets.
+// barWidth is the number of columns of a bar without its brackets.
 const barWidth = 20
 
-// bar draws a bar that shows which part of the work is done.
+// bar draws how much of the work is done.
 func bar(done, all int64) string {
 	full := int(barWidth * min(done, all) / all)
 	return "[" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
 }
 
-// line appends the status as a separate line.
+// line appends the status as a line of its own.
 func (p *phaseView) line(b []byte, now time.Time) []byte {
 	times := p.silence(now)
 	if times == "" {

@@ -11,12 +11,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// maxLine is how many bytes of a line the view shows at most. It also limits what we keep
-// for a worker that never ends its line.
+// maxLine is how many bytes of a line the view shows at most. It also limits what is kept
+// of a line that never ends.
 const maxLine = 8 << 10
 
 // A stream is the output of one worker on its way to the view. It splits the output into
-// lines, no matter where the chunks begin and end.
+// lines, wherever the chunks begin and end.
 type stream struct {
 	id    tpu.WorkerID
 	tag   string
@@ -24,11 +24,11 @@ type stream struct {
 
 	mu        sync.Mutex // held while a chunk is processed; taken before screen.mu
 	partial   []byte     // raw bytes of the unfinished line, at most maxLine
-	cut       int        // how many bytes of it are beyond maxLine
-	returned  bool       // the last byte was \r, which either belongs to a CRLF or restarts the line
+	cut       int        // number of bytes of the line beyond maxLine
+	returned  bool       // the last byte was \r: a part of CRLF, or the beginning of the line again
 	trace     int        // how many lines of a traceback may still follow
 	tailShown bool
-	scratch   // for the chunk that is being processed
+	scratch   // memory for the present chunk
 	lent      *scratch
 
 	// Guarded by screen.mu.
@@ -37,26 +37,26 @@ type stream struct {
 	lastEntry  uint64 // for the fold window: 1 + sequence number of the last joined entry
 }
 
-// A scratch is the memory that processing one chunk needs. A stream borrows it only while
-// it works. If each had its own scratch, 2048 streams would hold 2048 chunks.
+// A scratch is the memory for processing one chunk. A stream borrows it only while it
+// works: otherwise 2048 streams would hold 2048 chunks.
 type scratch struct {
 	stamped  []byte // lines, each with the time of its arrival
 	lines    []byte // visible lines, each with its \n
 	lineEnds []int
 }
 
-// streams are the streams of all workers whose output has been shown. They are safe for
-// concurrent use.
+// streams are the streams of all workers with output so far. They are safe for concurrent
+// use.
 type streams struct {
 	byID      sync.Map  // tpu.WorkerID → *stream
-	scratches sync.Pool // has *scratch
+	scratches sync.Pool // of *scratch
 
 	mu    sync.Mutex
 	count int
 	width int // width of the widest tag so far
 }
 
-// of returns the stream of a worker. If there is none, it makes one.
+// of returns the stream of a worker, and makes it if there is none.
 func (t *streams) of(id tpu.WorkerID) *stream {
 	if s := t.known(id); s != nil {
 		return s
@@ -92,7 +92,7 @@ func (t *streams) size() (count, width int) {
 	return t.count, t.width
 }
 
-// hold locks a stream. It gives the stream memory to process a chunk.
+// hold locks a stream and gives it memory for a chunk.
 func (t *streams) hold(s *stream) {
 	s.mu.Lock()
 	if v, ok := t.scratches.Get().(*scratch); ok {
@@ -112,9 +112,9 @@ func (t *streams) release(s *stream) {
 	s.mu.Unlock()
 }
 
-// sift takes the whole lines of data. It splits only those that keepErrors would not drop.
-// In a healthy run, keepErrors drops almost all lines. To check these in place costs much
-// less than to make them visible first. It returns the data that is left for split.
+// sift takes the whole lines of data. It splits only lines that keepErrors might keep:
+// almost none in a healthy run, and checking lines in place costs much less than making
+// them visible first. It returns the rest of data for split.
 func (s *stream) sift(data []byte) []byte {
 	// One search of the chunk replaces a search of each line.
 	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || suspect.Traceback(data) {
@@ -144,14 +144,14 @@ func (s *stream) sift(data []byte) []byte {
 	}
 }
 
-// isQuiet reports whether a line outside of a traceback does not look like an error. This
-// must hold for the line itself and for its visible form. If the visible form of a line
-// differs, the line is not quiet, unless its glog level is I.
+// isQuiet reports whether a line outside of a traceback does not look like an error,
+// neither itself nor in its visible form. If the visible form differs, the line is quiet
+// only with glog level I.
 func isQuiet(line []byte) bool {
 	return suspect.Info(line) || plainPrefix(line) == len(line) && !suspect.Line(line)
 }
 
-// data completes lines. split appends the visible form of these lines to s.lines.
+// split appends to s.lines the visible form of the lines that data completes.
 func (s *stream) split(data []byte) {
 	for len(data) > 0 {
 		nl := bytes.IndexByte(data, '\n')
@@ -165,8 +165,7 @@ func (s *stream) split(data []byte) {
 		if len(seg) > 0 && s.returned {
 			s.restart()
 		}
-		// Call IndexByte first, because it is several times as fast and almost always
-		// enough.
+		// IndexByte first: it is several times as fast, and almost always enough.
 		if bytes.IndexByte(seg, '\r') >= 0 {
 			s.restart()
 			seg = seg[bytes.LastIndexByte(seg, '\r')+1:]
@@ -177,8 +176,8 @@ func (s *stream) split(data []byte) {
 
 // hold keeps the beginning of a line that data does not complete.
 func (s *stream) hold(data []byte) {
-	// The last \r may still be half of a CRLF. So the state before it is kept until the
-	// next byte is known.
+	// The last \r may be half of a CRLF, so keep the state before it until the next byte is
+	// known.
 	text := bytes.TrimRight(data, "\r")
 	if s.returned && len(text) > 0 {
 		s.restart()
@@ -194,7 +193,7 @@ func (s *stream) hold(data []byte) {
 	s.cut += len(data) - n
 }
 
-// restart drops the line so far, because the following text overwrites it.
+// restart drops the line so far, because the next text overwrites it.
 func (s *stream) restart() {
 	s.partial, s.cut, s.returned = s.partial[:0], 0, false
 }
@@ -237,11 +236,11 @@ func wholeRunes(b []byte) []byte {
 	return b
 }
 
-// traceLines limits how many lines count as part of one traceback.
+// traceLines limits the lines of one traceback.
 const traceLines = 60
 
-// keepErrors reduces the lines of the chunk to those that look like an error. It also keeps
-// the indented lines and the exception that follow the first line of a traceback.
+// keepErrors keeps only those lines of the chunk that look like an error, and the indented
+// lines and the exception after the first line of a traceback.
 func (s *stream) keepErrors() {
 	to, start, kept := 0, 0, s.lineEnds[:0]
 	for _, end := range s.lineEnds {

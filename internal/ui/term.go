@@ -24,10 +24,10 @@ func TerminalWidth(w io.Writer) int {
 	return 0
 }
 
-// Colors reports whether to write colours to w. It follows the conventions of no-color.org
-// and bixense.com/clicolors. The default is colours on a terminal. CLICOLOR=0 and TERM=dumb
-// switch the default off. CLICOLOR_FORCE forces colours even without a terminal, and
-// NO_COLOR forbids them. lookup reads the environment.
+// Colors reports whether to write colours to w, by the conventions of no-color.org and
+// bixense.com/clicolors. The default is colours on a terminal. CLICOLOR=0 and TERM=dumb
+// turn them off. CLICOLOR_FORCE forces them even without a terminal, and NO_COLOR forbids
+// them. lookup reads the environment.
 func Colors(lookup func(name string) (string, bool), w io.Writer) bool {
 	is := func(name string) string {
 		v, _ := lookup(name)
@@ -44,9 +44,8 @@ func Colors(lookup func(name string) (string, bool), w io.Writer) bool {
 	return IsTerminal(w)
 }
 
-// Columns returns how many columns a text on w may use. These are the columns of the
-// terminal. If COLUMNS is set, the result is not larger than that. lookup reads the
-// environment.
+// Columns returns how many columns a text on w may use: those of the terminal, but at most
+// COLUMNS if that is set. lookup reads the environment.
 func Columns(lookup func(name string) (string, bool), w io.Writer) int {
 	text, _ := lookup("COLUMNS")
 	columns, err := strconv.Atoi(text)

@@ -26,7 +26,7 @@ const (
 	yellow color = "33"
 )
 
-// If a painter is true, it adds colours.
+// A painter adds colours if it is true.
 type painter bool
 
 func (p painter) start(c color) string {
@@ -43,8 +43,8 @@ func (p painter) end() string {
 	return "\x1b[0m"
 }
 
-// appendMessage appends "multihost: label: text". It indents further lines of the text. It
-// leaves out the label "info".
+// appendMessage appends "multihost: label: text", with further lines of the text indented.
+// It leaves out the label "info".
 func appendMessage(b []byte, p painter, label, text string) []byte {
 	b = append(b, program...)
 	if label != string(event.Info) && label != "" {
@@ -66,8 +66,8 @@ func appendMessage(b []byte, p painter, label, text string) []byte {
 	return appendIndented(b, text, "  ")
 }
 
-// appendIndented appends text in visible form, with a final newline. It indents all lines
-// except the first.
+// appendIndented appends text in visible form, with a final newline. All lines except the
+// first are indented.
 func appendIndented(b []byte, text, indent string) []byte {
 	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		if i > 0 {
@@ -86,8 +86,8 @@ func endLine(s string) string {
 	return s + "\n"
 }
 
-// PrintError writes err. If hint is not empty, it also writes hint, which says what to type
-// next. color says whether the labels have colours.
+// PrintError writes err, and also hint if that is not "". hint says what to type next.
+// color says whether the labels have colours.
 //
 //	multihost: error: create queued resource "q7": quota exceeded
 //	multihost: hint: …
@@ -96,10 +96,10 @@ func PrintError(w io.Writer, color bool, err error, hint string) {
 	if hint != "" {
 		b = appendMessage(b, painter(color), "hint", hint)
 	}
-	_, _ = w.Write(b) // nobody else can be told about this error
+	_, _ = w.Write(b) // nobody else can be told
 }
 
-// ending says how a command ended on a worker.
+// ending describes how a command ended on a worker.
 func ending(e event.WorkerDone) string {
 	switch {
 	case e.Error != "":
@@ -112,7 +112,7 @@ func ending(e event.WorkerDone) string {
 	return "exit code " + strconv.Itoa(e.Code)
 }
 
-// attemptText says how an attempt ended and what follows.
+// attemptText describes how an attempt ended and what follows.
 func attemptText(e event.AttemptEnd) string {
 	text := fmt.Sprintf("attempt %d ended after %s: %s", e.Attempt, event.Duration(e.Elapsed), e.Reason())
 	if e.Next != "" {
@@ -132,7 +132,7 @@ func stateLine(b []byte, s event.State) []byte {
 	return appendIndented(b, text, "  ")
 }
 
-// verdictText says how a run ended.
+// verdictText describes how a run ended.
 func verdictText(s event.Summary) string {
 	switch {
 	case s.Text != "":
@@ -143,7 +143,7 @@ func verdictText(s event.Summary) string {
 	return fmt.Sprintf("run %q failed, exit code %d", s.Run, s.ExitCode)
 }
 
-// appendVerdict appends how a run has ended, and the next command to type.
+// appendVerdict appends how a run ended, and the next command to type.
 func appendVerdict(b []byte, p painter, s event.Summary) []byte {
 	c := green
 	switch {
@@ -173,9 +173,9 @@ func appendVerdict(b []byte, p painter, s event.Summary) []byte {
 }
 
 // appendSummary appends what is known about a run that has ended: equal endings folded,
-// times, where the logs are, and the first failure with its last lines. The verdict follows
-// it. It cuts lines of the failure, so that summary and verdict fit on a terminal with this
-// number of columns. columns is 0 if there is no terminal.
+// times, where the logs are, and the first failure with its last lines. Then comes the
+// verdict. It cuts lines of the failure so that summary and verdict fit on a terminal with
+// this many columns. 0 columns: there is no terminal.
 func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDone, columns int) []byte {
 	row := func(name, value string) {
 		b = append(b, "  "...)
@@ -219,7 +219,7 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 		text := string(appendVisible(nil, []byte(line)))
 		if room := columns - utf8.RuneCountInString(bar) - 1; columns > 0 {
 			switch {
-			case i == len(lines)-1: // almost always the exception itself
+			case i == len(lines)-1: // almost always the exception
 				text = cutToWidth(text, room+(lastRows-1)*columns)
 			case strings.HasPrefix(strings.TrimSpace(text), "File "):
 				text = cutInside(text, room)
@@ -234,16 +234,16 @@ func appendSummary(b []byte, p painter, s event.Summary, ended []event.WorkerDon
 }
 
 const (
-	// mostLines is how many lines of the first failure are shown above the verdict. These
-	// lines and the verdict fit on a terminal of 24 rows.
+	// mostLines limits the lines of the first failure above the verdict. These lines and
+	// the verdict fit on a terminal of 24 rows.
 	mostLines = 5
-	// lastRows is how many rows of a terminal the last of the mostLines lines may use.
+	// lastRows limits the rows of the last of these lines.
 	lastRows = 3
 )
 
 // decisiveLines returns the last lines of a failure that say something. It leaves out empty
-// lines. It also leaves out lines that were redrawn, such as progress bars, unless the text
-// that was printed over them looks like an error.
+// lines, and redrawn ones such as progress bars. It keeps a redrawn line if the text
+// printed over it looks like an error.
 func decisiveLines(last []string) (lines []string) {
 	for _, line := range last {
 		line = strings.TrimRight(line, "\r\n")
@@ -260,13 +260,13 @@ func decisiveLines(last []string) (lines []string) {
 	return lines[max(0, len(lines)-mostLines):]
 }
 
-// endings holds how the command has ended on the workers in the last attempt.
+// endings holds how the command ended on the workers in the last attempt.
 type endings struct {
 	all    []event.WorkerDone
 	failed int // number of workers that failed by themselves
 }
 
-// add adds done. It reports whether this is the first failure.
+// add adds done, and reports whether it is the first failure.
 func (e *endings) add(done event.WorkerDone) bool {
 	e.all = append(e.all, done)
 	if done.Code == 0 || done.Reason != "" {
@@ -280,11 +280,10 @@ type endingGroup struct {
 	ending string
 	ids    []tpu.WorkerID
 	first  time.Time
-	rank   int // workers that failed by themselves come first, then those that were stopped, then the others
+	rank   int // order: workers that failed by themselves, workers that were stopped, the others
 }
 
-// groupEndings folds equal endings. It returns nil if the run has ended well on every
-// worker.
+// groupEndings folds equal endings. It returns nil if the run ended well on every worker.
 func groupEndings(ended []event.WorkerDone) []endingGroup {
 	var groups []endingGroup
 	bad := false

@@ -14,7 +14,7 @@ type textView struct {
 	*screen
 	fold    foldWindow
 	phases  phases
-	tail    []byte // unfinished line of s0w0, for the status line
+	tail    []byte // the unfinished line of s0w0, for the status line
 	endings endings
 }
 
@@ -111,17 +111,17 @@ func (v *textView) stall(s event.Stall) {
 }
 
 func (v *textView) workerDone(e event.WorkerDone) {
-	// Only the first failure is reported at once. The summary folds the others, because
-	// there may be 2048 workers.
+	// Report only the first failure at once. The summary folds the others: there may be
+	// 2048 workers.
 	if v.endings.add(e) && v.mode != Quiet {
 		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
-		v.flushFold(time.Time{}) // the last lines of the worker must come before the warning
+		v.flushFold(time.Time{}) // so that the last lines of the worker come before the warning
 		v.control(v.warning(id.String() + ": " + ending(e)))
 	}
 }
 
-// If another attempt follows, attemptEnd reports why an attempt has ended. The end of the
-// last attempt is in the summary.
+// attemptEnd reports why an attempt ended, if another attempt follows. The summary has the
+// end of the last attempt.
 func (v *textView) attemptEnd(e event.AttemptEnd) {
 	if e.Again {
 		v.flushFold(time.Time{})
@@ -144,7 +144,7 @@ func (v *textView) summary(s event.Summary) {
 	v.verdict = verdict{said: verdictText(s), lines: lines}
 }
 
-// show adds the lines of the chunk that was just split to the view. The caller holds s.mu.
+// show adds the lines of the split chunk to the view. The caller holds s.mu.
 func (v *textView) show(s *stream) {
 	if v.o.Stream == First && !s.first {
 		s.keepErrors()
@@ -193,8 +193,8 @@ func (v *textView) foldLines(s *stream, hidden bool) {
 // lineTime is the format of the time at the beginning of a line.
 const lineTime = "2006-01-02T15:04:05.000Z07:00 "
 
-// stamp returns the lines of the chunk. If times are shown, each line has the time of its
-// arrival.
+// stamp returns the lines of the chunk, each with the time of its arrival if times are
+// shown.
 func (v *textView) stamp(s *stream) []byte {
 	if !v.o.Timestamps {
 		return s.lines
@@ -211,7 +211,7 @@ func (v *textView) stamp(s *stream) []byte {
 }
 
 // showFirst shows s0w0's lines unchanged. Lines that look like an error also enter the fold
-// window, but hidden. So an equal line of another worker is not shown again.
+// window, hidden, so that equal lines of other workers are not shown again.
 func (v *textView) showFirst(s *stream) {
 	shown := v.stamp(s)
 	if !v.out.room(s, len(shown)) {
@@ -226,8 +226,8 @@ func (v *textView) showFirst(s *stream) {
 	v.foldLines(s, true)
 }
 
-// flushFold shows the entries that have been in the window for its whole time at now. If
-// now is zero, it shows all entries. The caller holds screen.mu.
+// flushFold shows the entries whose time in the window is over at now, or all entries if
+// now is zero. The caller holds screen.mu.
 func (v *textView) flushFold(now time.Time) {
 	f := &v.fold
 	_, width := v.streams.size()
@@ -293,7 +293,7 @@ func (v *textView) phase(e event.Phase, now time.Time) {
 }
 
 // changed requests a redraw of the status line of p, which may be nil. Every worker sends
-// progress. So changed wakes the goroutine only for the first change since the last line.
+// progress, so it wakes the goroutine only for the first change since the last line.
 func (v *textView) changed(p *phaseView) {
 	switch {
 	case p == nil:
@@ -319,7 +319,7 @@ func (v *textView) status(now time.Time) string {
 		text += " │ " + string(v.tail)
 	}
 	text = string(appendVisible(nil, []byte(strings.ReplaceAll(text, "\n", " "))))
-	// The last column stays free, because some terminals wrap when it is filled.
+	// The last column stays free: some terminals wrap when it is filled.
 	return cutToWidth(text, v.o.Width()-1)
 }
 

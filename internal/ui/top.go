@@ -16,9 +16,9 @@ import (
 // A TopState is what Top shows about a run at one moment.
 type TopState struct {
 	Run      string
-	Document *metrics.Document // nil if there are no logs yet
+	Document *metrics.Document // nil while there are no logs
 	Story    *journal.Story    // never nil
-	Ended    bool              // nothing more will come
+	Ended    bool              // no change will follow
 	Now      time.Time
 
 	// Away holds the workers that cannot be reached although only they know their state,
@@ -35,12 +35,11 @@ type TopOptions struct {
 	screen tcell.Screen                         // default: the terminal
 }
 
-// topEvery is how often Top reads the run, as long as reading is cheap.
+// topEvery is how often Top reads the run while reading is cheap.
 const topEvery = time.Second
 
 // Top shows a run on the whole terminal until the user presses q, Esc or Ctrl-C, or ctx
-// ends. If the user presses a key, Top returns no error. A run that has ended stays on the
-// screen.
+// ends. It returns nil if the user ends it. A run that has ended stays on the screen.
 func Top(ctx context.Context, o TopOptions) error {
 	state, err := o.Source()
 	if err != nil {
@@ -92,8 +91,8 @@ func Top(ctx context.Context, o TopOptions) error {
 	}
 }
 
-// look sends states until the run has ended. To read 2048 logs may be expensive. So look
-// spends at most a tenth of its time on reading.
+// look sends states until the run has ended. Reading 2048 logs may be expensive, so look
+// spends at most a tenth of its time on it.
 func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopState) {
 	pause := topEvery
 	for !ended {
@@ -106,7 +105,7 @@ func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopStat
 		s, err := o.Source()
 		pause = max(topEvery, 9*time.Since(begin))
 		if err != nil {
-			continue // the last state stays
+			continue // show the last state on
 		}
 		ended = s.Ended
 		select {
@@ -117,7 +116,7 @@ func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopStat
 	}
 }
 
-// press handles a key. It reports whether the key ends the view.
+// press handles a key, and reports whether the key ends the view.
 func (t *topView) press(e *tcell.EventKey) (quit bool) {
 	switch e.Key() {
 	case tcell.KeyCtrlC, tcell.KeyEscape:
@@ -147,7 +146,7 @@ func (t *topView) press(e *tcell.EventKey) (quit bool) {
 	return false
 }
 
-// draw draws the view for the present size of the terminal.
+// draw draws the view for the terminal's size now.
 func (t *topView) draw(screen tcell.Screen, color bool) {
 	width, height := screen.Size()
 	screen.Clear()
@@ -164,7 +163,7 @@ func (t *topView) draw(screen tcell.Screen, color bool) {
 	screen.Show()
 }
 
-// topStyle returns the style of a look. Colour alone never carries information. Every state
+// topStyle returns the style of a look. Colour alone never carries information: every state
 // has a sign of its own, and without colour the looks differ by weight.
 func topStyle(l look, color bool) tcell.Style {
 	s := tcell.StyleDefault

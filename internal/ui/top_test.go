@@ -112,8 +112,8 @@ func TestTopShowsWhoIsOutOfReachUntilItsEndIsKnown(t *testing.T) {
 	}
 }
 
-// TestTopFitsEveryTerminal lays the view out for every size. It checks the width of each
-// line and the number of lines.
+// TestTopFitsEveryTerminal lays the view out for every size, and checks the number of lines
+// and the width of each.
 func TestTopFitsEveryTerminal(t *testing.T) {
 	t.Parallel()
 	hostile := "\x1b]0;owned\x07日本語\u202e\n" + strings.Repeat("x", 300)
@@ -150,7 +150,7 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 }
 
 // TestTopKeepsWhatMatters: on a narrow terminal, the list drops its least important
-// columns, and the state still has enough space.
+// columns, so that the state has enough space.
 func TestTopKeepsWhatMatters(t *testing.T) {
 	t.Parallel()
 	s := topRun(t, 2, 4, hundred, event.WorkerDone{Slice: 0, Worker: 1, Code: 137, Signal: "KILL"})
@@ -207,14 +207,14 @@ func TestTopShows2048Workers(t *testing.T) {
 	}
 }
 
-// topScreen is a screen that lets the test read what it shows.
+// topScreen is a screen that a test can read.
 type topScreen struct {
 	tcell.SimulationScreen
-	mu    sync.Mutex // guards shown
+	mu    sync.Mutex
 	shown string
 }
 
-// Show keeps what the screen shows at a time when nobody draws.
+// Show keeps the content of the screen at a moment without drawing.
 func (s *topScreen) Show() {
 	s.SimulationScreen.Show()
 	cells, width, _ := s.GetContents()

@@ -31,15 +31,15 @@ type part struct {
 	look look
 }
 
-// A topLine is parts side by side.
+// A topLine has parts side by side.
 type topLine []part
 
-// order is the order in which the list below the cells is sorted.
+// order is the order of the list below the cells.
 type order uint8
 
 const (
-	bySpeed order = iota // stragglers, then the slowest
-	byStep               // the furthest behind
+	bySpeed order = iota // stragglers first, then the slowest
+	byStep               // the furthest behind first
 	byName
 )
 
@@ -47,14 +47,14 @@ func (o order) String() string {
 	return [...]string{"slowest first", "furthest behind first", "by name"}[o]
 }
 
-// topView is a state, and the part of it that the user wants to see.
+// topView is a state and what the user wants to see of it.
 type topView struct {
 	state  TopState
-	scroll int // number of lines of cells that have scrolled off the top
+	scroll int // number of lines of cells scrolled off the top
 	order  order
 }
 
-// topWorker is a worker as the view shows it, as a cell and as a row.
+// topWorker is a worker in the view, as a cell and as a row.
 type topWorker struct {
 	id     tpu.WorkerID
 	run    *metrics.Figures // nil: no log
@@ -63,12 +63,12 @@ type topWorker struct {
 	text   string // its state
 	behind int64  // steps
 	slow   bool
-	away   string    // why it cannot be reached; "" if it can be reached or nobody needs to reach it
+	away   string    // why the worker cannot be reached, or "" if it can be or nobody needs it
 	end    time.Time // zero if unknown
 }
 
-// lines lays out the view. It has the state of the run, a cell for each worker, the list
-// and the keys. It returns at most height lines. None of them is wider than width.
+// lines lays out the view: the state of the run, a cell for each worker, the list and the
+// keys. It returns at most height lines, none wider than width.
 func (t *topView) lines(width, height int) []topLine {
 	if width < 1 || height < 1 {
 		return nil
@@ -84,8 +84,8 @@ func (t *topView) lines(width, height int) []topLine {
 	if len(workers) == 0 {
 		cells = t.phases(width)
 	}
-	// The list first gets a few lines. Then the cells get what they need, and the list gets
-	// what is left.
+	// The list gets a few lines, then the cells get what they need, and the list gets the
+	// rest.
 	shown := max(room-1-min(len(workers)+1, 6, room/2), 2)
 	all := append(head, topLine{})
 	if shown < len(cells) {
@@ -128,7 +128,7 @@ func (t *topView) verdict() journal.Verdict {
 	return t.state.Story.Verdict(journal.KnownOf(t.newest()), t.state.Now)
 }
 
-// head returns the lines about the state of the run and about what is wrong.
+// head returns the lines about the state of the run and its problems.
 func (t *topView) head(width int) []topLine {
 	v := t.verdict()
 	l := lookInfo
@@ -217,7 +217,7 @@ func (t *topView) workers() []topWorker {
 	return all
 }
 
-// state returns the sign of the worker's cell, its look, and the state in words.
+// state returns the sign of the worker's cell, its look, and its state in words.
 func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text string) {
 	if attempt != nil {
 		if e, ended := attempt.Ending(w.id); ended {
@@ -237,14 +237,14 @@ func (w *topWorker) state(attempt *journal.Attempt) (sign string, l look, text s
 		return ".", lookDim, "no step yet"
 	case w.slow:
 		return "S", lookWarn, "slow"
-	case w.behind >= 2: // the lines of one step arrive at different times
+	case w.behind >= 2: // one step behind is normal: the lines of a step arrive at different times
 		return fmt.Sprint(min(w.behind, 9)), lookWarn, event.Count(int(w.behind), "step") + " behind"
 	}
 	return "o", lookGood, "in step"
 }
 
-// cellLines returns lines with a cell for each worker, slice by slice. If slices fit, they
-// are side by side.
+// cellLines returns lines with a cell for each worker, slice by slice. Slices that fit are
+// side by side.
 func cellLines(workers []topWorker, width int) []topLine {
 	var lines []topLine
 	var line topLine
@@ -281,7 +281,7 @@ func cellLines(workers []topWorker, width int) []topLine {
 	return lines
 }
 
-// If there are no workers, phases returns the lines that are shown.
+// phases returns the lines that replace the workers while there are none.
 func (t *topView) phases(width int) []topLine {
 	lines := []topLine{}
 	a := t.state.Story.Newest()
@@ -310,7 +310,7 @@ func (t *topView) list(workers []topWorker, width, height int) []topLine {
 	slices.SortStableFunc(rows, func(a, b topWorker) int {
 		failed := cmp.Compare(rank(b), rank(a))
 		if rank(a) == 2 && rank(b) == 2 {
-			failed = a.end.Compare(b.end) // the first one to fail is the cause
+			failed = a.end.Compare(b.end) // the first worker to fail is the cause
 		}
 		switch t.order {
 		case bySpeed:
@@ -349,16 +349,16 @@ const (
 	columnCount
 )
 
-// columnForms has the formats of all columns. The state uses the rest of the line.
+// columnForms has the formats of all columns. The state takes the rest of the line.
 var columnForms = [columnCount]string{"%-10s", " %12s", " %12s", " %10s", " %12s", "  %s"}
 
-// leastState is the width that the state has at least, unless only the worker and its state
-// are shown.
+// leastState is the least width of the state, unless only the worker and its state are
+// shown.
 const leastState = 16
 
-// shownColumns returns the columns that a list of that width shows. The least important
-// columns are dropped first. The lines above the list have medians of MFU and step time,
-// and the state says who is behind in steps.
+// shownColumns returns the columns of a list of that width. The least important ones are
+// dropped first: the lines above the list have medians of MFU and step time, and the state
+// says who is behind.
 func shownColumns(width int) (shown [columnCount]bool) {
 	used := 0
 	for c := range columnCount {
@@ -376,7 +376,7 @@ func shownColumns(width int) (shown [columnCount]bool) {
 // A topRow has the cells of one line of the list.
 type topRow [columnCount]string
 
-// text returns the cells of the columns that are shown, side by side.
+// text returns the cells of the shown columns, side by side.
 func (r topRow) text(shown [columnCount]bool) string {
 	var b strings.Builder
 	for c, cell := range r {

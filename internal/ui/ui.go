@@ -1,25 +1,26 @@
 // Package ui renders events for people and programs. It is the only terminal code of the
-// project. Everything else emits events to the Renderer and prints nothing.
+// project: everything else emits events to the Renderer and prints nothing.
 //
 // Data goes to standard output: the streams of workers, the answers of list and show
 // commands, and JSON lines. Everything else goes to standard error.
 //
 // Three promises hold in every mode:
 //
-//   - Emit never waits for a reader. A reader that stalls costs only a limited amount of
-//     memory. What does not fit is dropped from the view, counted and reported. The log
-//     files are written elsewhere and stay complete.
+//   - Emit never waits for a reader. A stalled reader costs a limited amount of memory:
+//     what does not fit is dropped from the view, counted and reported. Log files are
+//     written elsewhere and stay complete.
 //   - A reader that goes away ends the view, never the run.
 //   - Bytes from a worker reach a text view only in visible, harmless form.
 //
-// Each destination has one goroutine that writes to it. If standard output and standard
-// error are the same terminal, they share it. So the status line is erased before anything
-// else is printed.
+// Each destination has one goroutine that writes to it, or both share one if standard
+// output and standard error are the same terminal. So the status line is erased before
+// anything else is printed.
 //
 // # Decisions
 //
 //   - A question stops the view but not the run. Ask holds the lane that writes to the
-//     terminal, so nothing is drawn over the question. Log files and following continue.
+//     terminal, so nothing is drawn over the question. Logs are still followed and written
+//     to their files.
 package ui
 
 import (
@@ -37,8 +38,8 @@ import (
 // Mode chooses the renderer.
 type Mode string
 
-// The modes. Auto is the default. It means TTY if standard output and standard error are
-// both terminals, and otherwise Plain.
+// The modes. Auto, the default, means TTY if standard output and standard error are both
+// terminals, otherwise Plain.
 const (
 	Auto  Mode = "auto"
 	TTY   Mode = "tty"   // one redrawn status line
@@ -50,10 +51,10 @@ const (
 // A Stream says which workers' output is shown.
 type Stream string
 
-// The choices for Stream. In JSON mode, First means only the bytes of s0w0.
+// The values of Stream. In JSON mode, First means only the bytes of s0w0.
 const (
 	First Stream = "first" // s0w0, and lines of other workers that look like an error
-	All   Stream = "all"   // every line with its worker; equal lines are folded
+	All   Stream = "all"   // every line, with its worker; equal lines are folded
 	None  Stream = "none"
 )
 
@@ -62,77 +63,76 @@ type Options struct {
 	Mode           Mode // default Auto
 	Stdout, Stderr io.Writer
 	IsTerminal     func(io.Writer) bool // default: the exported IsTerminal
-	Width          func() int           // returns the columns, and is called at every redraw; default: those of the terminal at Stderr
+	Width          func() int           // the columns at each redraw; default: those of the terminal at Stderr
 	Color          bool
 	Stream         Stream // default First
 	Debug          bool   // show notes of level debug
 	Clock          bool   // phases, states and warnings begin with the time of day
-	Timestamps     bool   // lines of the streams begin with the time at which they arrived here
-	// Now is the clock for everything shown and for pacing. The default is time.Now. It
-	// must advance together with the timers of package time.
+	Timestamps     bool   // lines of the streams begin with the time of their arrival here
+	// Now is the clock for pacing and for all times shown. The default is time.Now. It must
+	// advance together with the timers of package time.
 	Now func() time.Time
 }
 
-// Tuned on a machine with 2 cores and 64 workers that print lines of 100 bytes. Smaller
-// batches cost throughput, and people see larger ones as stutter.
+// Tuned on a machine with 2 cores, for 64 workers that print lines of 100 bytes. Smaller
+// batches cost throughput, and larger ones make the output stutter.
 const (
 	batchEvery  = 50 * time.Millisecond  // pause between two writes of a busy view
-	batchBytes  = 256 << 10              // this much is written without waiting for the pause
+	batchBytes  = 256 << 10              // this many bytes are written without waiting for the pause
 	redrawEvery = 100 * time.Millisecond // pause between two redraws of the status line
 
-	viewBytes    = 8 << 20 // the most output that may wait for one slow reader, of all workers together
-	streamMost   = 4 << 20 // the most of viewBytes that one worker may take
-	streamLeast  = 8 << 10 // the least that each worker gets
-	controlBytes = 4 << 20 // the most notes, phases and states that may wait for one slow reader
+	viewBytes    = 8 << 20 // limit of the output of all workers that waits for one slow reader
+	streamMost   = 4 << 20 // one worker's limit within viewBytes
+	streamLeast  = 8 << 10 // what each worker gets at least
+	controlBytes = 4 << 20 // limit of the notes, phases and states that wait for one slow reader
 
-	foldAll    = 250 * time.Millisecond // in Stream All, equal lines within this time are folded
-	foldErrors = time.Second            // in Stream First, equal error lines within this time are folded
+	foldAll    = 250 * time.Millisecond // with All, equal lines within this time are folded
+	foldErrors = time.Second            // with First, equal error lines within this time are folded
 )
 
-// A Renderer shows events. It is an event.Sink. It is safe for concurrent use. Call Close
-// after the last event was emitted.
+// A Renderer shows events. It is an event.Sink, safe for concurrent use. Call Close after
+// the last event.
 type Renderer struct {
 	screen
 	view view
 	wg   sync.WaitGroup // goroutines of the lanes
 }
 
-// A screen is the place to which a Renderer writes. The views put their bytes there.
+// A screen is where a Renderer writes. The views put their bytes there.
 type screen struct {
 	o    Options
 	mode Mode // never Auto
 
-	out, err *lane // the same lane if both are one terminal
+	out, err *lane // the same lane if both streams are one terminal
 	streams  streams
 
-	mu      sync.Mutex // guards the fields below, the lanes' queues, and what the views show
+	mu      sync.Mutex // guards the fields below, the lanes' queues, and the state of the views
 	closed  bool
 	fault   error
 	verdict verdict
 }
 
-// A view turns events into what is written: text for people or lines of JSON.
+// A view turns events into text for people or into lines of JSON.
 type view interface {
 	// emit shows an event other than event.Output.
 	emit(e event.Event, now time.Time)
 	// output shows a part of the output of a worker. The caller holds the stream.
 	output(s *stream, data []byte)
-	// finish shows a last line that has no newline. The caller holds the stream.
+	// finish shows a last line without a newline. The caller holds the stream.
 	finish(s *stream)
-	// tick does what a lane must do at the time now. It returns the time at which to call
-	// it again. Zero means never. The caller holds screen.mu.
+	// tick does what a lane must do at the time now. It returns when to call it next, or
+	// zero for never. The caller holds screen.mu.
 	tick(l *lane, now time.Time) (next time.Time)
 	// status returns the line that a terminal shows, or "" for none. The caller holds
 	// screen.mu.
 	status(now time.Time) string
-	// dropped returns the line that says that n bytes were not shown. It also returns the
-	// destination of the line.
+	// dropped returns the line that says that n bytes were not shown, and its destination.
 	dropped(n int, now time.Time) (dest, []byte)
 	// close shows what still waits for its time. The caller holds screen.mu.
 	close()
 }
 
-// A verdict is the end of a summary: how the run has ended, and the command to type.
+// A verdict is the end of a summary: how the run ended, and the next command to type.
 type verdict struct {
 	said   string // text of the verdict; "": none was shown
 	lines  []byte
@@ -169,8 +169,8 @@ func New(o Options) *Renderer {
 	}
 	r.out = newLane(r, r.mode == TTY)
 	r.err = r.out
-	// A terminal is one place, no matter how many descriptors lead to it. In the other
-	// modes, a stalled pipe on one side must not delay the other side.
+	// A terminal is one place, however many descriptors lead to it. In the other modes, a
+	// stalled pipe must not delay the other stream.
 	if r.mode != TTY && !both && !sameWriter(o.Stdout, o.Stderr) {
 		r.err = newLane(r, false)
 		r.wg.Go(r.err.loop)
@@ -179,14 +179,13 @@ func New(o Options) *Renderer {
 	return r
 }
 
-// Mode returns the mode in use. It never returns Auto.
+// Mode returns the mode in use, never Auto.
 func (r *Renderer) Mode() Mode { return r.mode }
 
-// Close shows what still waits and erases the status line. Then it waits until everything
-// is written. If something was shown after the verdict of a run, such as the deletion of
-// its slices, Close shows the verdict again as the last lines. It ignores events that are
-// emitted later. It returns the first error of a write, except EPIPE, which means that the
-// reader has gone away.
+// Close shows what still waits, erases the status line and waits until everything is
+// written. If something was shown after the verdict of a run, such as the deletion of its
+// slices, Close repeats the verdict as the last lines. Later events are ignored. Close
+// returns the first error of a write, except EPIPE, which means that the reader has gone.
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	already := r.closed
@@ -211,8 +210,7 @@ func (r *Renderer) Close() error {
 	return r.fault
 }
 
-// Verdict returns how the run has ended, as it was shown. It returns "" if it was not
-// shown.
+// Verdict returns the verdict of the run as it was shown, or "" if none was.
 func (r *Renderer) Verdict() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -257,8 +255,7 @@ func (s *screen) warning(text string) []byte {
 	return appendMessage(s.clock(), s.paint(), string(event.Warn), text)
 }
 
-// clock returns the time of day with which a line begins. It returns nil if lines do not
-// have one.
+// clock returns the time of day for the beginning of a line, or nil if lines have none.
 func (s *screen) clock() []byte {
 	if !s.o.Clock {
 		return nil
@@ -269,8 +266,8 @@ func (s *screen) clock() []byte {
 // control puts a message for standard error into the queue.
 func (s *screen) control(b []byte) { s.err.control(toStderr, b) }
 
-// writeFailed records that writing to d failed with err. It is called at most once for
-// each destination.
+// writeFailed records that a write to d failed with err. It is called at most once per
+// destination.
 func (s *screen) writeFailed(d dest, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A recorder is a terminal, or two pipes, that records each write.
+// A recorder is a terminal or two pipes. It records each write.
 type recorder struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -62,9 +62,9 @@ func out(slice, worker int, text string) event.Output {
 	return event.Output{Slice: slice, Worker: worker, Data: []byte(text)}
 }
 
-// script is a run of two slices with two workers each. s1w0 fails. It runs on the fake
-// clock of synctest. Its pauses are odd, so that no step happens exactly when a timer of
-// the view fires.
+// script is a run of two slices with two workers each, in which s1w0 fails. It runs on the
+// fake clock of synctest. Its pauses are odd, so that no step coincides with a timer of the
+// view.
 func script(r *Renderer) {
 	at := func(d time.Duration, events ...event.Event) {
 		time.Sleep(d)
@@ -131,7 +131,7 @@ func TestGolden(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				// Use one writer for both streams, so that the golden file shows the order.
+				// One writer for both streams, so that the golden file shows the order.
 				both := new(recorder)
 				tc.o.Stdout, tc.o.Stderr = both, both
 				tc.o.IsTerminal = func(io.Writer) bool { return strings.HasPrefix(tc.name, "tty") }
@@ -140,9 +140,9 @@ func TestGolden(t *testing.T) {
 				if err := r.Close(); err != nil {
 					t.Errorf("Close: %v", err)
 				}
-				// Make our own escapes readable, with one line for each redraw.
+				// Make our own escapes readable, with a line for each redraw.
 				got := strings.NewReplacer("\r\x1b[K", "<erase>\n", "\x1b", "<esc>").Replace(both.String())
-				if tc.o.Mode == JSON { // it has times anyway
+				if tc.o.Mode == JSON { // JSON has times anyway
 					tc.name = strings.TrimSuffix(tc.name, "-times")
 				}
 				file := filepath.Join("testdata", tc.name+".golden")
@@ -185,7 +185,7 @@ func TestStdoutIsDataOnly(t *testing.T) {
 	})
 }
 
-// viewOf returns what standard output shows in plain mode.
+// viewOf returns the standard output of plain mode.
 func viewOf(t *testing.T, stream Stream, chunks ...event.Output) string {
 	t.Helper()
 	w := new(recorder)
@@ -325,7 +325,7 @@ func TestCutToWidth(t *testing.T) {
 }
 
 // The status line is redrawn at most ten times a second. It is never wider than the
-// terminal, even if the terminal changes its size. At the end it is gone.
+// terminal, even after a change of the terminal's size. At the end it has gone.
 func TestStatusLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
@@ -413,7 +413,7 @@ func TestBytesHaveABar(t *testing.T) {
 			{9_000_000, "[####################] copy: 1/4, "},
 		} {
 			r.Emit(event.Progress{Phase: "copy", Done: 1, Total: 4, Bytes: row.done, All: 8_000_000, Waiting: "s0w1"})
-			time.Sleep(2 * time.Second) // on the fake clock: after a while the line is drawn again
+			time.Sleep(2 * time.Second) // fake time: the line is drawn again after a while
 			synctest.Wait()
 			if got := stderr.String() + stdout.String(); !strings.Contains(got, row.want) {
 				t.Errorf("%d bytes: got %q, want %q in it", row.done, got, row.want)
@@ -424,13 +424,13 @@ func TestBytesHaveABar(t *testing.T) {
 }
 
 // TestTrainingIsInTheStatusLine: the newest step comes first, because a narrow terminal
-// cuts the end. It is shown only in its own phase.
+// cuts the end. Only the phase of the step shows it.
 func TestTrainingIsInTheStatusLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
 		r := New(Options{Mode: TTY, Stdout: stdout, Stderr: stderr, Width: func() int { return 120 }})
 		step := event.Training{Step: 57, StepSeconds: 2.001, TFLOPs: 131.52, MFU: 0.6676, Tokens: 4093.9, Loss: "3.25"}
-		r.Emit(step) // nothing runs, so no line can show it
+		r.Emit(step) // no command runs, so no line can show it
 		r.Emit(event.Phase{Name: "run", State: event.Started})
 		r.Emit(event.Progress{Phase: "run", Total: 64, Waiting: "s0w[0-63]"})
 		r.Emit(step)
@@ -453,7 +453,7 @@ func TestTrainingIsInTheStatusLine(t *testing.T) {
 	})
 }
 
-// A stalled writer blocks from the first byte until it is released.
+// A stalled writer blocks from the first byte until its release.
 type stalled struct {
 	release chan struct{}
 	recorder
@@ -474,7 +474,7 @@ func TestStalledReader(t *testing.T) {
 			t.Run(string(mode)+"-"+string(stream), func(t *testing.T) {
 				volume := volume
 				if (mode == Plain) != (stream == All) || mode == JSON {
-					volume = min(volume, 24<<20) // this fills the view twice
+					volume = min(volume, 24<<20) // fills the view twice
 				}
 				w := &stalled{release: make(chan struct{})}
 				r := New(Options{Mode: mode, Stream: stream, Stdout: w, Stderr: w})
@@ -515,8 +515,8 @@ func TestStalledReader(t *testing.T) {
 	}
 }
 
-// Standard output stalls, and standard error leads elsewhere. Messages there are not
-// delayed.
+// Standard output stalls. That must not delay messages on standard error, which leads
+// elsewhere.
 func TestStalledStdoutAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stalled{release: make(chan struct{})}
@@ -567,7 +567,7 @@ func TestWriteErrors(t *testing.T) {
 	}
 }
 
-// hesitant is a non-blocking terminal. At every second write it is full.
+// hesitant is a non-blocking terminal that is full at every second write.
 type hesitant struct {
 	recorder
 	calls int
@@ -635,7 +635,7 @@ func TestJSONRoundTrip(t *testing.T) {
 	}
 }
 
-// No event type may have a field that has the name of a common field of all lines.
+// No event type may have a field with the name of a common field of all lines.
 func TestJSONFields(t *testing.T) {
 	for _, e := range []event.Event{event.Note{}, event.Phase{}, event.Progress{}, event.State{}, event.WorkerDone{}, event.Attempt{}, event.AttemptEnd{}, event.Result{}, event.Summary{}} {
 		line := appendJSONEvent(nil, e, time.Unix(1, 0))
@@ -689,7 +689,7 @@ func TestEmitAfterClose(t *testing.T) {
 	}
 }
 
-// Checking eight bytes at a time gives the same result as checking single bytes.
+// Checking eight bytes at a time must give the same result as checking single bytes.
 func TestPlainPrefix(t *testing.T) {
 	t.Parallel()
 	for at := range 20 {
@@ -707,8 +707,8 @@ func TestPlainPrefix(t *testing.T) {
 	}
 }
 
-// While the workers are silent, the status line shows for how long, and not the time of the
-// phase.
+// While the workers are silent, the status line shows how long they have been, in place of
+// the time of the phase.
 func TestSilenceIsCounted(t *testing.T) {
 	for _, mode := range []Mode{TTY, Plain} {
 		synctest.Test(t, func(t *testing.T) {

@@ -62,8 +62,8 @@ func rows(text string, columns int) (n int) {
 	return n
 }
 
-// The verdict is the last thing on the screen. The lines of the first failure above it also
-// fit on the screen, however long they are.
+// The verdict is the last thing on the screen. The lines of the first failure fit above it,
+// however long they are.
 func TestTheVerdictFits(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		var last []string

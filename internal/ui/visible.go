@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// appendVisible appends one line. Bytes that could act on a terminal get a visible form.
-// Control characters get caret notation (^[ for ESC). C1 and direction controls become text
-// like \u009b. Bytes that are not UTF-8 become U+FFFD. Tabs do not change.
+// appendVisible appends one line. Bytes that could act on a terminal get a visible form:
+// caret notation for control characters (^[ for ESC), text like \u009b for C1 and direction
+// controls, U+FFFD for bytes that are not UTF-8. Tabs stay.
 func appendVisible(dst, line []byte) []byte {
 	for len(line) > 0 {
 		n := plainPrefix(line)
@@ -72,9 +72,8 @@ func plainBytes(b []byte) int {
 	return len(b)
 }
 
-// actsOnTerminal reports whether r is a C1 control or a direction mark. Some terminals obey
-// a C1 control like an escape sequence. A direction mark reorders text, so that it reads as
-// something else.
+// actsOnTerminal reports whether r is a C1 control, which some terminals obey like an
+// escape sequence, or a direction mark, which makes text read as something else.
 func actsOnTerminal(r rune) bool {
 	switch {
 	case r >= 0x80 && r < 0xa0:
@@ -85,7 +84,7 @@ func actsOnTerminal(r rune) bool {
 	return false
 }
 
-// appendVisibleText does what appendVisible does, for text of several lines.
+// appendVisibleText is appendVisible for text of several lines.
 func appendVisibleText(dst []byte, text string) []byte {
 	for {
 		i := 0
@@ -101,9 +100,8 @@ func appendVisibleText(dst []byte, text string) []byte {
 	}
 }
 
-// runeWidth returns how many columns a printable rune needs. It knows the runes that occur
-// in names and messages. If a terminal treats a rare symbol differently, one line is too
-// short.
+// runeWidth returns how many columns a printable rune needs. It knows the runes of names
+// and messages. If a terminal treats a rare symbol differently, one line is too short.
 func runeWidth(r rune) int {
 	switch {
 	case r < 0x300:
@@ -123,9 +121,8 @@ func runeWidth(r rune) int {
 	return 1
 }
 
-// cutToWidth returns s if it needs at most width columns. Otherwise it returns the
-// beginning of s with an ellipsis. Tabs become spaces, because the width of a tab depends
-// on its place.
+// cutToWidth returns s if it needs at most width columns, otherwise its beginning with an
+// ellipsis. Tabs become spaces, because the width of a tab depends on its place.
 func cutToWidth(s string, width int) string {
 	if width <= 0 {
 		return ""
@@ -149,8 +146,8 @@ func cutToWidth(s string, width int) string {
 	return string(out)
 }
 
-// cutInside does what cutToWidth does for a line whose end matters most, such as a file
-// with a line number. It cuts in the middle: three quarters of what is left are the end.
+// cutInside is cutToWidth for a line whose end matters most, such as a file with a line
+// number. It cuts in the middle: three quarters of the result are the end.
 func cutInside(s string, width int) string {
 	head := cutToWidth(s, width/4)
 	if head == s || cutToWidth(s, width) == s {
