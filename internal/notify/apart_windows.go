@@ -18,7 +18,7 @@ func runApart(cmd *exec.Cmd) error {
 	defer windows.CloseHandle(job)
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP}
 	cmd.Cancel = func() error {
-		// The program itself may not belong to the job yet.
+		// The program itself may not be in the job yet.
 		return errors.Join(windows.TerminateJobObject(job, 1), cmd.Process.Kill())
 	}
 	if err := cmd.Start(); err != nil {
@@ -28,8 +28,7 @@ func runApart(cmd *exec.Cmd) error {
 	return errors.Join(cmd.Wait(), err)
 }
 
-// addToJob puts a process into the job. From now on, all processes that it starts belong to
-// the job, too.
+// addToJob puts a process into the job, with all processes that it starts from now on.
 func addToJob(job windows.Handle, pid int) error {
 	process, err := windows.OpenProcess(windows.PROCESS_SET_QUOTA|windows.PROCESS_TERMINATE, false, uint32(pid))
 	if errors.Is(err, windows.ERROR_INVALID_PARAMETER) {

@@ -1,8 +1,8 @@
 // Package notify sends messages to another program or a web server when a run starts,
 // starts again, fails or ends. It hides that the receiver may hang, fail or be away.
 //
-// It makes two promises. While a run is active, it never waits for a message to arrive. No
-// message can make the run fail. The package reports a message that it could not deliver.
+// It makes two promises. An active run never waits for a message to arrive. No message can
+// make the run fail: the package only reports that it could not deliver one.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
@@ -37,7 +37,7 @@ const Version = 1
 const (
 	Start   = "start"   // the command has started on all workers
 	Restart = "restart" // the command has started again, as a later attempt
-	Failure = "failure" // an attempt, or a step that comes before it, failed
+	Failure = "failure" // an attempt, or a step before it, failed
 	End     = "end"     // this multihost command ends
 )
 
@@ -59,11 +59,11 @@ type Message struct {
 
 // Options say who receives messages and what else each message contains.
 type Options struct {
-	Program            []string // program and arguments; it runs once for each message and reads it from standard input
-	URL                *url.URL // where each message is posted
+	Program            []string // program and arguments; it runs once per message, which it reads from standard input
+	URL                *url.URL // where to post each message
 	Run, Project, Zone string
-	Secrets            []string   // replaced by a mask everywhere in a message
-	Sink               event.Sink // gets a note for each message that was not delivered
+	Secrets            []string   // these texts have a mask in all messages
+	Sink               event.Sink // gets a note for each undelivered message
 	Clock              Clock
 }
 
@@ -122,7 +122,7 @@ type Notifier struct {
 	secret *strings.Replacer
 	client *http.Client
 	wake   chan struct{}
-	done   chan struct{} // closed when the Notifier delivers nothing more
+	done   chan struct{} // closed when the Notifier has stopped delivering
 	ctx    context.Context
 	cancel context.CancelFunc
 
@@ -130,11 +130,11 @@ type Notifier struct {
 	queue   []Message
 	closed  bool
 	attempt event.Attempt
-	first   int  // the first attempt whose start the Notifier has seen
-	failed  bool // the Notifier has sent a message about the failure of the last attempt
+	first   int  // the first attempt whose start was seen
+	failed  bool // there was a message about the failure of the last attempt
 }
 
-// New starts a Notifier. The caller closes it. It returns nil if o names no receiver.
+// New starts a Notifier, or returns nil if o names no receiver. The caller closes it.
 func New(o Options) *Notifier {
 	if len(o.Program) == 0 && o.URL == nil {
 		return nil
@@ -147,7 +147,7 @@ func New(o Options) *Notifier {
 	}
 	n := &Notifier{
 		o: o, secret: strings.NewReplacer(pairs...), wake: make(chan struct{}, 1), done: make(chan struct{}),
-		// Do not follow redirects: one may lead to an address that ParseURL refuses.
+		// Follow no redirects: one may lead to an address that ParseURL refuses.
 		client: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 			Transport: http.DefaultTransport.(*http.Transport).Clone()},
 	}
@@ -185,15 +185,14 @@ func (n *Notifier) Emit(e event.Event) {
 	}
 }
 
-// bySignal reports whether code is the exit status of a program that a signal of the user
-// ended.
+// bySignal reports whether code is the status of a program that a signal of the user ended.
 func bySignal(code int) bool {
 	return code == 128+int(syscall.SIGHUP) || code == 128+int(syscall.SIGINT) || code == 128+int(syscall.SIGTERM)
 }
 
 // Close sends the message that the run has ended. code is the exit status of this program.
-// why is the reason and may be empty. It waits until all messages are delivered, but for a
-// minute at most, and not after ctx has ended.
+// why is the reason, or "". It waits until all messages are delivered, at most a minute,
+// and not after ctx has ended.
 func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return
@@ -236,8 +235,8 @@ func (n *Notifier) kick() {
 	}
 }
 
-// deliver delivers one message after the other, until the Notifier is closed and the
-// queue is empty.
+// deliver delivers one message after the other until the Notifier is closed and the queue
+// empty.
 func (n *Notifier) deliver() {
 	defer close(n.done)
 	for {
@@ -258,8 +257,7 @@ func (n *Notifier) deliver() {
 	}
 }
 
-// tell delivers one message to the program and to the server. Each of them has its own time
-// limit.
+// tell delivers one message to the program and to the server, each with its own time limit.
 func (n *Notifier) tell(m Message) {
 	body, err := json.Marshal(m)
 	if err != nil {
@@ -275,17 +273,17 @@ func (n *Notifier) tell(m Message) {
 	both.Wait()
 }
 
-// report reports a message that was not delivered. Of a URL it names only the server,
-// because the path often contains a secret.
+// report reports an undelivered message. Of a URL it names only the server, because the
+// path often has a secret.
 func (n *Notifier) report(m Message, whom string, err error) {
 	if err != nil {
 		event.Notef(n.o.Sink, event.Warn, "", "the run is not affected, but %q did not get the message about its %s: %v", whom, m.Event, err)
 	}
 }
 
-// run calls the program with a message. The program has a process group of its own, so that
-// Ctrl-C does not reach it. If the program takes too long, the whole group is killed.
-// Processes that the program leaves in the background continue.
+// run calls the program with a message, in a process group of its own, so that Ctrl-C does
+// not reach it. If the program takes too long, the whole group is killed. Processes that it
+// leaves in the background run on.
 func (n *Notifier) run(input []byte) error {
 	ctx, cancel := n.limit(programLimit)
 	defer cancel()
@@ -309,7 +307,7 @@ func (n *Notifier) run(input []byte) error {
 
 var errSlow = errors.New("it took too long")
 
-// limit returns a context that limits one delivery to the time d of the Clock.
+// limit returns a context for one delivery, which ends after the time d of the Clock.
 func (n *Notifier) limit(d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(n.ctx)
 	late, ended := n.o.Clock.After(d), make(chan struct{})
@@ -324,7 +322,7 @@ func (n *Notifier) limit(d time.Duration) (context.Context, context.CancelFunc) 
 	return ctx, func() { cancel(nil); <-ended }
 }
 
-// post sends a message to the server, and repeats the request if that may help.
+// post sends a message to the server, again and again if that may help.
 func (n *Notifier) post(body []byte) error {
 	pause := postPause
 	for try := 1; ; try++ {
@@ -381,7 +379,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last returns the last line that is not empty.
+// last returns the last line with a text.
 func (t *tail) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.data)), "\n")
 	return strings.TrimSpace(lines[len(lines)-1])

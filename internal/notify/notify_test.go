@@ -69,8 +69,8 @@ func events(t *testing.T, lines []string) (names []string) {
 	return names
 }
 
-// play emits the events of a run with two attempts. The first one fails. As in package job,
-// only the last attempt has a summary.
+// play emits the events of a run with two attempts, the first of which fails. As in package
+// job, only the last attempt has a summary.
 func play(n *notify.Notifier, code int) {
 	begin := func(attempt int) {
 		n.Emit(event.Attempt{Run: "r", Attempt: attempt, Command: "train --key=hunter2", Slices: []string{"t-0"}, Workers: 4, LogDir: "/logs"})
@@ -139,8 +139,8 @@ func TestWhatEndsBeforeItsStartIsAFailureToo(t *testing.T) {
 	}
 }
 
-// A failure of the last attempt is reported once. So is a failure of an attempt that
-// another attempt should have followed.
+// A failure of the last attempt is reported once, and so is one that another attempt should
+// have followed.
 func TestEachFailureIsToldOnce(t *testing.T) {
 	for _, tt := range []struct {
 		story string
@@ -218,7 +218,7 @@ func TestTheUserNeedNotWaitForAMessage(t *testing.T) {
 }
 
 // limits is a clock whose pauses end at once. Its limits pass soon if pass is true,
-// otherwise never. A slow machine must not make a running program look like a hanging one.
+// otherwise never: a slow machine must not make a running program look like a hanging one.
 type limits struct{ pass bool }
 
 func (limits) Now() time.Time { return time.Now() }

@@ -12,12 +12,12 @@ import (
 	"multihost/internal/event"
 )
 
-// A capture keeps the beginning and the end of a stream, and the digest of the whole
-// stream. Two streams with equal keys are equal.
+// A capture keeps the beginning and the end of a stream, and a digest of all of it. Two
+// streams with equal keys are equal.
 type capture struct {
-	limit int // most bytes of head, and of tail
+	limit int // limit of head and of tail, in bytes
 	head  []byte
-	tail  []byte // the last bytes; used as a ring when it is full
+	tail  []byte // the last bytes; a ring when it is full
 	at    int    // position of the oldest byte in the ring
 	size  int64
 	sum   hash.Hash
@@ -53,10 +53,10 @@ func (c *capture) Write(p []byte) (int, error) {
 
 func (c *capture) key() string { return fmt.Sprint(c.size, " ", string(c.sum.Sum(nil))) }
 
-// cut returns how many bytes in the middle were not kept.
+// cut returns how many bytes in the middle were dropped.
 func (c *capture) cut() int64 { return c.size - int64(len(c.head)) - int64(len(c.tail)) }
 
-// text returns what was kept. Where something was cut, it has a line that says so.
+// text returns what was kept, with a line that says where something was cut.
 func (c *capture) text() string {
 	end := string(c.tail[c.at:]) + string(c.tail[:c.at])
 	if c.cut() == 0 {
@@ -70,7 +70,7 @@ type ExecOutput struct {
 	Text   string `json:"text,omitempty"`
 	Base64 []byte `json:"base64,omitempty"`
 	Bytes  int64  `json:"bytes"`         // bytes that the worker wrote
-	Cut    int64  `json:"cut,omitempty"` // bytes that are left out in the middle
+	Cut    int64  `json:"cut,omitempty"` // number of bytes dropped in the middle
 }
 
 func (c *capture) output() ExecOutput {
@@ -84,11 +84,11 @@ func (c *capture) output() ExecOutput {
 	return o
 }
 
-// changes returns the lines in which c differs from another output. Each begins with + or
-// -. It returns nil if these are not much fewer than the lines of the output, or if either
-// output was cut.
+// changes returns the lines in which c differs from another output, each after + or -. It
+// returns nil if these are not much fewer than the lines of the output, or if either output
+// was cut.
 func (c *capture) changes(from *capture) []string {
-	const fewest = 4 // for shorter outputs this is not worth it
+	const fewest = 4 // not worth it for shorter outputs
 	if c == from || c.cut() > 0 || from.cut() > 0 {
 		return nil
 	}

@@ -17,9 +17,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// These limits are for reading serial consoles: the time for a slice, and the number of slices.
-// The provider limits how many consoles it reads for a slice. Each console has only a few
-// lines.
+// Limits for reading serial consoles: the time for a slice, and the number of slices. The
+// provider limits how many consoles it reads of a slice. Each has only a few lines.
 const (
 	consolesLimit  = 20 * time.Second
 	consolesSlices = 8
@@ -36,8 +35,8 @@ type ConsoleEnd struct {
 	text, hint string
 }
 
-// Some workers do not answer. showConsoles emits what their serial consoles say, as one
-// Result. If their provider does not show consoles, it emits nothing.
+// showConsoles emits, as one Result, what the serial consoles of workers say that do not
+// answer. It emits nothing if their provider shows no consoles.
 func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away map[tpu.WorkerID]error) {
 	silent := make([][]tpu.WorkerID, len(sel.Slices))
 	for id, err := range away {
@@ -67,8 +66,8 @@ func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away
 	}
 }
 
-// readConsoles reads the consoles of some workers of a slice. If the time for that is over,
-// it returns those that it has read.
+// readConsoles reads the consoles of some workers of a slice, as many as it can in its
+// time.
 func readConsoles(ctx context.Context, d *workers.Reach, reader provision.ConsoleReader, s tpu.Slice, ids []tpu.WorkerID) (ends []ConsoleEnd) {
 	limited, cancel := context.WithTimeout(gcp.Unattended(ctx), consolesLimit)
 	defer cancel()
@@ -88,8 +87,8 @@ func readConsoles(ctx context.Context, d *workers.Reach, reader provision.Consol
 	return ends
 }
 
-// consolesText returns a text about consoles for people. more is the number of slices whose
-// consoles were not read.
+// consolesText describes consoles for people. more is the number of slices whose consoles
+// were not read.
 func consolesText(all []ConsoleEnd, more int) string {
 	var b strings.Builder
 	b.WriteString("serial consoles of workers that do not answer:\n")

@@ -31,8 +31,8 @@ func (*consoles) Consoles(_ context.Context, s tpu.Slice, vms []string) (all []p
 	return all, err
 }
 
-// If workers do not answer, dump shows what their consoles say. A worker that refuses the
-// key does answer. The number of slices has a limit.
+// If workers do not answer, dump shows what their consoles say, for a limited number of
+// slices. A worker that refuses the key does answer.
 func TestConsolesOfWorkersThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}
@@ -83,7 +83,7 @@ s1w0, VM m-1-x-0: its kernel has stopped, its serial console says: panic
 	}
 }
 
-// slow is a provider that does not return the consoles of one slice.
+// slow is a provider that never returns the consoles of one slice.
 type slow struct{ consoles }
 
 func (p *slow) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]provision.Console, error) {
@@ -94,7 +94,7 @@ func (p *slow) Consoles(ctx context.Context, s tpu.Slice, vms []string) ([]provi
 	return p.consoles.Consoles(ctx, s, vms)
 }
 
-// If the consoles of a slice are not read in time, those of the other slices are shown.
+// If the consoles of one slice are not read in time, those of the others are shown.
 func TestConsolesThatComeInTimeAreShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		said := &testkit.Recorder{}

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// CopyOptions selects files to copy to workers or from them.
+// CopyOptions say which files to copy to workers or from them.
 type CopyOptions struct {
 	workers.Workers
 	Sources []string // on this machine for CopyTo, on the workers for CopyFrom
@@ -31,11 +31,11 @@ type Copied struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// copyAtOnce limits how many transfers run at once. More of them would only share the link
-// of this machine.
+// copyAtOnce limits how many transfers run at once. More would only share this machine's
+// link.
 const copyAtOnce = 64
 
-// copyEach calls f for each worker of t, at most copyAtOnce at once.
+// copyEach calls f for each worker of t, at most copyAtOnce at a time.
 func copyEach(ctx context.Context, t *workers.Connected, f func(i int) error) []error {
 	slots := make(chan struct{}, copyAtOnce)
 	return t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {
@@ -57,7 +57,7 @@ func forWorker(text string, id tpu.WorkerID) string {
 // hasNumbers reports whether a local name contains {slice} or {worker}.
 func hasNumbers(text string) bool { return forWorker(text, tpu.WorkerID{Slice: 1, Worker: 1}) != text }
 
-// CopyTo copies files of this machine to workers. A worker gets a file in its place only
+// CopyTo copies files of this machine to workers. A file gets to its place on a worker only
 // after everything has arrived on every worker. In a source, {slice} and {worker} stand for
 // the numbers of each worker.
 func CopyTo(ctx context.Context, d Deps, o CopyOptions) error {
@@ -156,8 +156,8 @@ func tellLeftOut(d Deps, worker string, names []string) {
 
 // CopyFrom fetches files of workers to this machine. In the local name, {slice} and
 // {worker} stand for the numbers of each worker. Without these, files from several workers
-// go into one directory for each worker, named after the worker. A failure on one worker
-// does not affect the others. The error names the workers that failed.
+// go into one directory per worker, named after it. A failure on one worker does not affect
+// the others. The error names the workers that failed.
 func CopyFrom(ctx context.Context, d Deps, o CopyOptions) error {
 	if err := transfer.Asked(o.Sources); err != nil {
 		return &stage.Error{Stage: stage.Input, Err: err}
@@ -226,7 +226,7 @@ func CopyFrom(ctx context.Context, d Deps, o CopyOptions) error {
 	})
 }
 
-// fetchAll fetches from all workers, at most copyAtOnce at once.
+// fetchAll fetches from all workers, at most copyAtOnce at a time.
 func fetchAll(ctx context.Context, d Deps, t *workers.Connected, sources []string, places map[tpu.WorkerID]transfer.Place) ([]transfer.Fetched, []error) {
 	show := workers.NewWaiting(d.Invocation, "copy", t.IDs)
 	defer t.Listen(show.Heard)()
@@ -240,7 +240,7 @@ func fetchAll(ctx context.Context, d Deps, t *workers.Connected, sources []strin
 }
 
 // placesFor says where the files of each worker go. It returns an error if two workers
-// would use one place.
+// would use the same place.
 func placesFor(o CopyOptions, ids []tpu.WorkerID) (map[tpu.WorkerID]transfer.Place, error) {
 	places := make(map[tpu.WorkerID]transfer.Place, len(ids))
 	whose := map[string]tpu.WorkerID{}

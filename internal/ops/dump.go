@@ -13,11 +13,11 @@ import (
 	"multihost/internal/workers"
 )
 
-// Dump collects the stacks of a run's processes on all its workers. It writes one file for
-// each worker below the run's log directory. It emits the folded stacks as a Result. The
-// run continues. If workers cannot be reached, Dump also emits what their serial consoles
-// say. It does so only if the provider shows consoles. The error names the workers that
-// returned no stacks. If the run has ended, the error says how.
+// Dump collects the stacks of a run's processes on all its workers. It writes one file per
+// worker below the run's log directory, and emits the folded stacks as a Result. The run
+// continues. If workers cannot be reached and their provider shows serial consoles, Dump
+// also emits what these say. The error names the workers that returned no stacks. If the
+// run has ended, the error says how.
 func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	rec, err := dumpRecord(ctx, d, name, prefix)
@@ -63,7 +63,7 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 }
 
 // dumpRecord returns the record of a run. If the run's bucket says that the run has ended,
-// it returns that as an error.
+// that is an error.
 func dumpRecord(ctx context.Context, d runs.Deps, name, prefix string) (*record.Record, error) {
 	r, err := runs.FindBucketRun(ctx, d, name)
 	if err != nil {

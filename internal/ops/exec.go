@@ -4,7 +4,7 @@
 // # Decisions
 //
 //   - Its commands use the numbers of the slices as they are, whatever state the slices are
-//     in. A run gives the slices new numbers. A user who logs in to s1w3 because of a
+//     in. A run gives slices new numbers, but a user who logs in to s1w3 because of a
 //     problem there must not get another worker.
 package ops
 
@@ -28,24 +28,24 @@ import (
 	"multihost/internal/workers"
 )
 
-// ExecOptions describes a quick command on workers.
+// ExecOptions describe a quick command on workers.
 type ExecOptions struct {
 	workers.Workers
 	Argv    []string
 	Sudo    bool
 	Grace   time.Duration // time between TERM and KILL when the command is stopped
 	Timeout time.Duration // 0: no limit
-	LogDir  string        // where each worker's complete output is kept; "": nowhere
+	LogDir  string        // where to keep each worker's complete output; "": nowhere
 
 	// Stdout and Stderr receive the output of a single worker as it arrives. If they are
-	// nil, Exec shows the output at the end, as it does for several workers.
+	// nil, Exec shows the output at the end, as for several workers.
 	Stdout, Stderr io.Writer
 }
 
 // An ExecResult says how the command ended on one worker.
 type ExecResult struct {
 	Worker  string        `json:"worker"`
-	Code    int           `json:"code"` // exit code; 128+n for signal n; meaningless if there is an error
+	Code    int           `json:"code"` // exit code; 128+n for signal n; meaningless beside an error
 	Error   string        `json:"error,omitempty"`
 	Stdout  ExecOutput    `json:"stdout"`
 	Stderr  ExecOutput    `json:"stderr"`
@@ -61,7 +61,7 @@ type ExecSummary struct {
 	Endings []ExecFolded `json:"endings"`
 }
 
-// ExecFolded is a group of workers for which something was equal.
+// ExecFolded is a group of workers with something equal.
 type ExecFolded struct {
 	Workers string `json:"workers"` // names of the workers, folded; the bytes are in the first group
 	Count   int    `json:"count"`
@@ -86,18 +86,18 @@ type executed struct {
 	logErr    error
 }
 
-// execMemory limits how much of the output of all workers together is kept. execMost limits
-// it for one worker.
+// execMemory limits how much output of all workers together is kept, and execMost that of
+// one worker.
 const (
 	execMemory = 128 << 20
 	execMost   = 4 << 20
 )
 
 // Exec runs a command on all workers that o selects, at once. The command ends with the
-// call: when ctx ends, no process of the command is left on any worker. If that is not
-// certain for a worker, the error names it. Exec shows equal outputs once. If the command
-// fails, the Outcome has the status of the worker that failed first. A worker that could
-// not be reached counts as the first to fail.
+// call: when ctx ends, no process of it is left on any worker. If that is uncertain for a
+// worker, the error names the worker. Exec shows equal outputs once. If the command fails,
+// the Outcome has the status of the worker that failed first. A worker that could not be
+// reached counts as the first.
 func Exec(ctx context.Context, d Deps, o ExecOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	t, failed, err := d.Call(ctx, &watch, o.Workers)
@@ -134,7 +134,7 @@ func Exec(ctx context.Context, d Deps, o ExecOptions) (stage.Outcome, error) {
 	return judgeExec(ctx, d, all, unreached)
 }
 
-// openExec creates what receives the output of each worker.
+// openExec makes the receivers of each worker's output.
 func openExec(d Deps, ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 	limit := min(execMost, max(execMemory/len(ids), 32<<10))
 	all := make([]*executed, len(ids))
@@ -160,13 +160,13 @@ func openExec(d Deps, ids []tpu.WorkerID, o ExecOptions) ([]*executed, error) {
 func closeExec(all []*executed) {
 	for _, e := range all {
 		if e.log != nil {
-			_ = e.log.Close() // write errors have been reported before
+			_ = e.log.Close() // write errors were reported before
 		}
 	}
 }
 
-// tee returns a writer that writes to w, to the capture and to the log file. w may be nil.
-// If the disk of the log is full, the command must not end.
+// tee returns a writer to w, to the capture and to the log file. w may be nil. A full disk
+// of the log must not end the command.
 func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		if c != nil {
@@ -197,7 +197,7 @@ func execAll(ctx context.Context, d Deps, t *workers.Connected, all []*executed,
 
 func execOn(ctx context.Context, d Deps, t *workers.Connected, i int, e *executed, o ExecOptions, stdout, stderr io.Writer) {
 	begin := d.Clock.Now()
-	// One writer at a time, because both write to one log file.
+	// One writer at a time: both write to one log file.
 	var turn sync.Mutex
 	locked := func(w io.Writer) io.Writer {
 		return stage.WriterFunc(func(p []byte) (int, error) {
@@ -274,8 +274,8 @@ func judgeExec(ctx context.Context, d Deps, all []*executed, unreached error) (s
 	return stage.Outcome{Code: first.end.Code, Started: true}, nil
 }
 
-// showExec shows the workers' answers, equal ones once. It shows stdout as the result, and
-// stderr and the endings as separate messages.
+// showExec shows the workers' answers, equal ones once: stdout as the result, stderr and
+// the endings as separate messages.
 func showExec(d Deps, all []*executed) {
 	outs := foldExec(all, func(e *executed) string { return e.out.key() })
 	errs := foldExec(all, func(e *executed) string { return e.err2.key() })
@@ -307,7 +307,7 @@ func showExec(d Deps, all []*executed) {
 func outSize(e *executed) string { return event.Bytes(e.out.size) }
 func errSize(e *executed) string { return event.Bytes(e.err2.size) }
 
-// foldExec groups workers with equal keys. The largest group comes first.
+// foldExec groups workers with equal keys, the largest group first.
 func foldExec(all []*executed, key func(*executed) string) (groups [][]*executed) {
 	index := map[string]int{}
 	for _, e := range all {
@@ -362,7 +362,7 @@ func endingsText(all []*executed) string {
 }
 
 // outText formats the outputs for people. The output of most workers comes first. Of each
-// other output it shows only the differences, if these are shorter.
+// other output, it shows only the differences if these are shorter.
 func outText(groups [][]*executed, of func(*executed) *capture) string {
 	if len(groups) == 1 && of(groups[0][0]).size == 0 {
 		return ""
@@ -395,7 +395,7 @@ func outText(groups [][]*executed, of func(*executed) *capture) string {
 	return b.String()
 }
 
-// tailText returns the part of stderr that is shown: its end, which says most.
+// tailText returns the part of stderr to show: its end, which says most.
 func (c *capture) tailText() string {
 	const most = 16 << 10
 	text := c.text()

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A rack is slice "t". Its workers are directories of this machine.
+// A rack is slice "t", whose workers are directories of this machine.
 type rack struct {
 	Deps
 	said *testkit.Recorder
@@ -47,7 +47,7 @@ func newRack(t *testing.T, n int) *rack {
 	return &rack{Deps{d.Reach, d.Keeper}, said, fleet["t"]}
 }
 
-// result returns the newest result with that name.
+// result returns the newest result of that name.
 func result[T any](r *rack, name string) (data T, text string) {
 	for _, e := range r.said.Events() {
 		if e, ok := e.(event.Result); ok && e.Name == name {
@@ -94,7 +94,7 @@ func TestEqualAnswersAreShownOnce(t *testing.T) {
 	}
 }
 
-// The output of a single worker is shown as it arrives. A command that is stopped leaves no
+// The output of a single worker is shown as it arrives. A stopped command leaves no
 // process.
 func TestACommandOnOneWorker(t *testing.T) {
 	t.Parallel()

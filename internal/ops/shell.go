@@ -17,8 +17,8 @@ import (
 // ShellOptions is a login to one worker.
 type ShellOptions struct {
 	workers.Workers
-	Argv        []string // program to run, without a shell in between; empty means the login shell
-	AgentSocket string   // socket of the agent that the worker may use; "": none
+	Argv        []string // program to run, without a shell; nil: the login shell
+	AgentSocket string   // socket of the agent for the worker; "": none
 
 	// Open is called once the worker is reached.
 	Open func(ctx context.Context) (*Console, error)
@@ -26,17 +26,16 @@ type ShellOptions struct {
 
 // A Console is the local side of a login.
 type Console struct {
-	Terminal       *remote.Terminal // nil: no terminal is requested
+	Terminal       *remote.Terminal // nil: without a terminal
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	Close          func() error // restores the terminal; a pending Read of the terminal then ends
+	Close          func() error // restores the terminal; ends a pending Read of it
 }
 
-// codeLeft is the exit code when the user leaves the login with "~.". It is the same as
-// that of ssh.
+// codeLeft is the exit code when the user leaves the login with "~.", as in ssh.
 const codeLeft = 255
 
-// Shell logs in to the one worker that o names. It returns the status of the program that
+// Shell logs in to the one worker that o names, and returns the status of the program that
 // ran there. It always closes the console.
 func Shell(ctx context.Context, d *workers.Reach, o ShellOptions) (stage.Outcome, error) {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}

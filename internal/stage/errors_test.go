@@ -18,7 +18,7 @@ import (
 func TestWhatAnInterruptMeans(t *testing.T) {
 	for _, tt := range []struct {
 		in           Interrupted
-		ours, others bool // the command leaves a run running that it has started, or that it has not started
+		ours, others bool // the command leaves a run running that it has started, or that another has
 		text         string
 	}{
 		{Interrupted{Signal: syscall.SIGINT}, false, true, "interrupted (SIGINT)"},
@@ -95,8 +95,8 @@ func TestTextsOfErrors(t *testing.T) {
 	}
 }
 
-// hinted is an error with two hints: one that holds while the slices exist, and one that
-// holds after that.
+// hinted is an error with a hint that holds while the slices exist, and one that holds
+// after that.
 type hinted struct{ whenGone string }
 
 func (hinted) Error() string          { return "it failed" }

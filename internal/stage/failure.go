@@ -11,9 +11,8 @@ import (
 // A Cause is what ended an attempt.
 type Cause string
 
-// The causes. The first three are not the fault of anybody. Application and Stall are
-// failures of the command. After UserStop, Expired and Refused, there is no further
-// attempt.
+// The causes. The first three are nobody's fault. Application and Stall are failures of the
+// command. After UserStop, Expired and Refused, there is no further attempt.
 const (
 	Preempted      Cause = Cause(provision.Preempted)
 	Maintenance    Cause = Cause(provision.Maintenance)
@@ -21,11 +20,11 @@ const (
 	Application    Cause = "application"
 	Stall          Cause = "stall"
 	UserStop       Cause = "stopped by a user"
-	Expired        Cause = Cause(provision.Expired) // the time for which the slices were requested has passed: --ttl, --max-run-duration
-	Refused        Cause = "refused"                // another attempt would fail in the same way, for example because a worker is busy, a disk is full, or a key is wrong
+	Expired        Cause = Cause(provision.Expired) // the requested time of the slices has passed: --ttl, --max-run-duration
+	Refused        Cause = "refused"                // another attempt would fail in the same way: a worker is busy, a disk is full, a key is wrong
 )
 
-// A Failure says that an attempt ended without success, and why. Code that watches a run
+// A Failure says that an attempt ended without success, and why. Code that follows a run
 // may stop it with a Failure as the cause.
 type Failure struct {
 	Cause Cause

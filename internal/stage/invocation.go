@@ -10,54 +10,53 @@ import (
 	"multihost/internal/gcp"
 )
 
-// An Invocation is the command that the user typed, while it runs. It has the command's
-// output and clock. It also has the ways in which the user may leave the command. Its
-// status is safe for concurrent use.
+// An Invocation is the typed command while it runs: its output, its clock, and the ways in
+// which the user may leave it. Its status is safe for concurrent use.
 type Invocation struct {
 	Sink  event.Sink
 	Clock gcp.Clock
 
-	// CtrlC is what an interrupt does. The message about Ctrl-C needs it. If it is empty,
-	// an interrupt does what an Interrupted without an Answer does.
+	// CtrlC is what an interrupt does, for the message about Ctrl-C. "" means what an
+	// Interrupted without an Answer does.
 	CtrlC Answer
 
 	// Leave is closed when the user wants to leave at once. The command then waits for
 	// nothing more, and reports what may still run or exist.
 	Leave <-chan struct{}
 
-	// Confirm asks the user whether to request slices. The user has already seen line. An
-	// error means no. If Confirm is nil, nobody is asked.
+	// Confirm asks the user, who has seen line, whether to request slices. An error means
+	// no. If Confirm is nil, nobody is asked.
 	Confirm func(ctx context.Context, line string) error
 
 	status struct {
-		sync.Mutex // guards what follows
+		sync.Mutex // guards the fields below
 		now        Status
-		changed    chan struct{} // closed at the next change; nil: nobody waits for a change
+		changed    chan struct{} // closed at the next change; nil: nobody waits for it
 	}
 }
 
 // A Status is a snapshot of the run's status for the Ctrl-C prompt.
 type Status struct {
 	Run      string
-	Running  string    // the workers on which the command runs, folded; empty: it does not run
-	Ended    bool      // the command has run and has ended; another attempt may begin
-	Kept     time.Time // until when slices that failed are kept, so that the user can look at them; zero: they are not kept
+	Running  string    // the workers on which the command runs, folded; "": it does not run
+	Ended    bool      // the command has ended; another attempt may begin
+	Kept     time.Time // until when failed slices are kept for the user to look at; zero: they are not
 	Ours     bool      // this command has started the run, and would stop it
-	Resource string    // what is deleted when this command ends, in words; empty: nothing
+	Resource string    // what is deleted when this command ends, in words; "": nothing
 	Delete   string    // what the user types to delete it
-	Tier     string    // tier of the slices that this command requests; empty: it requests none
-	Billed   string    // what costs money for the run, in words; empty: nothing yet
-	Lease    string    // what the run's workers will do about the slices without a runner, in words; empty: nothing
-	Earlier  bool      // an earlier runner has made the resource, and the command may already run on it
-	Waiting  string    // in words: what happens to the resource if the runner goes before the command has started and no other runner takes over
+	Tier     string    // tier of the slices that this command requests; "": it requests none
+	Billed   string    // what costs money for the run, in words; "": nothing yet
+	Lease    string    // what the run's workers will do about the slices without a runner, in words; "": nothing
+	Earlier  bool      // an earlier runner has made the resource, and the command may run on it already
+	Waiting  string    // what happens to the resource, in words, if the runner goes before the command has started and no other runner takes over
 }
 
-// Started reports whether the command runs, or slices that failed are kept. Then the user
-// has something to decide.
+// Started reports whether the command runs, or failed slices are kept, so that the user has
+// something to decide.
 func (s Status) Started() bool { return s.Running != "" || !s.Kept.IsZero() }
 
-// Second returns what a second interrupt means while the prompt for the first one is open.
-// A running command continues. A queued resource on which nothing runs is deleted.
+// Second returns what a second interrupt means while the prompt for the first is open. A
+// running command continues. A queued resource on which nothing runs is deleted.
 func (s Status) Second() Answer {
 	if s.Started() || s.Earlier {
 		return Detach
@@ -84,8 +83,7 @@ func (v *Invocation) SetStatus(change func(*Status)) {
 	}
 }
 
-// WatchStatus returns the current status. It also returns a channel that is closed when the
-// status changes.
+// WatchStatus returns the current status, and a channel that is closed when it changes.
 func (v *Invocation) WatchStatus() (now Status, changed <-chan struct{}) {
 	v.status.Lock()
 	defer v.status.Unlock()
@@ -95,7 +93,7 @@ func (v *Invocation) WatchStatus() (now Status, changed <-chan struct{}) {
 	return v.status.now, v.status.changed
 }
 
-// WhatCtrlCDoes says what an interrupt will do to a run that is active.
+// WhatCtrlCDoes says what an interrupt will do to an active run.
 func (v *Invocation) WhatCtrlCDoes(ours bool) string {
 	switch {
 	case v.CtrlC == Ask:
@@ -106,9 +104,9 @@ func (v *Invocation) WhatCtrlCDoes(ours bool) string {
 	return "Ctrl-C stops it on every worker"
 }
 
-// Detached returns a context for work that must continue although ctx has ended, such
-// as stopping the workers and deleting slices. It ends after limit, or when the user
-// wants to leave at once. The caller must call the CancelFunc.
+// Detached returns a context for work that must continue after ctx has ended, such as
+// stopping the workers and deleting slices. It ends after limit, or when the user wants to
+// leave at once. The caller must call the CancelFunc.
 func (v *Invocation) Detached(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	base, leave := context.WithCancelCause(context.WithoutCancel(ctx))
 	base, cancel := context.WithTimeout(base, limit)
@@ -126,8 +124,7 @@ func (v *Invocation) Detached(ctx context.Context, limit time.Duration) (context
 	}
 }
 
-// alongside runs f in a goroutine. The function that it returns closes the channel of f and
-// waits until f has ended.
+// alongside runs f in a goroutine. end closes f's channel and waits until f has ended.
 func alongside(f func(over <-chan struct{})) (end func()) {
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -140,7 +137,7 @@ func alongside(f func(over <-chan struct{})) (end func()) {
 	}
 }
 
-// secondSignal is the cause when a context of Detached ends because the user wants to leave
+// secondSignal is the cause if a context of Detached ends because the user wants to leave
 // at once.
 type secondSignal struct{}
 
@@ -150,8 +147,8 @@ func (secondSignal) Error() string { return "a second signal ended this command"
 func (secondSignal) Is(target error) bool { return target == context.Canceled }
 
 // Persist does work that continues after a first signal and ends at a second one. Once ctx
-// has ended, it says what is being done and what will be left after a second signal. hint
-// has the command to type after that. The caller must call over when the work has ended.
+// has ended, it says what is being done and what a second signal will leave. hint has the
+// command to type after that. The caller must call over when the work has ended.
 func (v *Invocation) Persist(ctx context.Context, doing, left, hint string) (over func()) {
 	say := func() {
 		why := ""
@@ -173,7 +170,7 @@ func (v *Invocation) Persist(ctx context.Context, doing, left, hint string) (ove
 	})
 }
 
-// Age returns the time since created. It returns 0 if created is zero.
+// Age returns the time since created, or 0 if created is zero.
 func (v *Invocation) Age(created time.Time) time.Duration {
 	if created.IsZero() {
 		return 0
@@ -184,7 +181,7 @@ func (v *Invocation) Age(created time.Time) time.Duration {
 // remindEvery is how often Remind says what the command waits for.
 const remindEvery = time.Minute
 
-// Remind calls f. While f runs, it says once a minute what the command waits for.
+// Remind calls f. While f runs, it says every minute what the command waits for.
 func (v *Invocation) Remind(what string, f func()) {
 	begin := v.Clock.Now()
 	defer alongside(func(over <-chan struct{}) {

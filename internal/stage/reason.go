@@ -9,12 +9,12 @@ import (
 )
 
 // Reasons that a runner leaves on the workers when it stops a run. A command that attaches
-// reads them on the workers.
+// reads them there.
 const (
 	timeoutOption = "--timeout="
 	timeoutIsOver = " has passed"
 
-	// StandsStill is the reason of a run that was stopped because of --on-stall.
+	// StandsStill is the reason of a run that --on-stall has stopped.
 	StandsStill = "its training stands still"
 )
 
@@ -31,17 +31,17 @@ func SlicesTaken(end time.Time, flag string) *Error {
 	return slicesOver("they are taken away at "+end.Local().Format("Mon 15:04:05"), flag)
 }
 
-// SlicesOver does what SlicesTaken does, if the provider itself says that the time of the
-// slices has passed. why is what it says, in one clause.
+// SlicesOver is SlicesTaken for a provider that itself says that the time of the slices has
+// passed. why is what it says, in one clause.
 func SlicesOver(why string) *Error { return slicesOver(why, "--max-run-duration") }
 
 func slicesOver(why, flag string) *Error {
 	return &Error{Stage: Timeout, Err: ErrExpired, Text: fmt.Sprintf("%v: %s (%s)", ErrExpired, why, flag)}
 }
 
-// EndOfRunner returns the error of a runner that has stopped a run because of reason. For
-// example, reason may be a signal that the runner received. It returns nil if the command's
-// own end decides: after fail-fast, or after a stop that a user has typed.
+// EndOfRunner returns the error of a runner that has stopped a run because of reason, such
+// as a signal to the runner. It returns nil if the command's own end decides: after
+// fail-fast, or after a stop that a user has typed.
 func EndOfRunner(reason string) error {
 	for _, signal := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		if in := (&Interrupted{Signal: signal, Answer: Stop}); reason == in.Error() {

@@ -1,6 +1,6 @@
 // Package stage names the steps of a command and times them. It says in which step
-// something has failed, for one worker or for many workers together. It also has what ends
-// a command early: an attempt that fails, and an interrupt by the user.
+// something has failed, for one worker or for many together. It also has what ends a
+// command early: a failed attempt, or an interrupt by the user.
 package stage
 
 import (
@@ -22,7 +22,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Interrupted is the cause of a context that was ended by a signal.
+// Interrupted is the cause of a context that a signal has ended.
 type Interrupted struct {
 	Signal os.Signal
 	Answer Answer // what happens to whatever is running
@@ -31,13 +31,13 @@ type Interrupted struct {
 // An Answer says what an interrupt means.
 type Answer string
 
-// The answers. Without an answer, SIGHUP detaches. So does every signal to a command that
-// has not started the run itself. The other signals stop the run.
+// The answers. Without one, SIGHUP detaches, and so does every signal to a command that has
+// not started the run itself. The other signals stop the run.
 const (
-	Ask      Answer = "ask"      // never in an Interrupted, because the user is asked first
-	Continue Answer = "continue" // never in an Interrupted, because nothing happens
-	Stop     Answer = "stop"     // stop the command on all workers and delete what was created for it
-	Detach   Answer = "detach"   // leave the command running, and what was created for it
+	Ask      Answer = "ask"      // never in an Interrupted: the user is asked first
+	Continue Answer = "continue" // never in an Interrupted: nothing happens
+	Stop     Answer = "stop"     // stop the command on all workers, and delete what was created for it
+	Detach   Answer = "detach"   // leave the command running, with what was created for it
 )
 
 // Detaches reports whether to leave the run running. ours says that this command has
@@ -81,7 +81,7 @@ const (
 	Sync      Stage = "sync"
 	Folder    Stage = "use existing folder"
 	Preflight Stage = "preflight"
-	Settings  Stage = "preflight settings" // the preflight was done, but the settings are not as required
+	Settings  Stage = "preflight settings" // the preflight was done, but settings are not as required
 	Venv      Stage = "virtual environment"
 	Free      Stage = "free the TPU"
 	Skew      Stage = "skew" // workers differ
@@ -106,7 +106,7 @@ type Error struct {
 	Advice string
 
 	Each []error // errors of the workers that failed
-	Lost bool    // workers are unreachable or gone, no matter what Err says
+	Lost bool    // workers are unreachable or gone, whatever Err says
 }
 
 func (e *Error) Error() string {
@@ -120,17 +120,16 @@ func (e *Error) Error() string {
 	return string(e.Stage) + ": " + text
 }
 
-// NoRun returns an error about a run. Either it does not exist at the place where a command
-// has looked for it, or it has no logs there. All commands then end with the same status,
-// that of fault.Unavailable: the name is well-formed, and the run may exist elsewhere.
+// NoRun returns the error about a run that does not exist where the command looked for it,
+// or has no logs there. All commands then end with the status of fault.Unavailable: the
+// name is well-formed, and the run may exist elsewhere.
 func NoRun(text, advice string) *Error { return &Error{Stage: Discover, Text: text, Advice: advice} }
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Fault returns the kind of the error. An error of the command line or of a setting
-// keeps its kind at any stage. A stage without a kind of its own has the kind of the
-// cause.
+// Fault returns the kind of the error. An error of the command line or of a setting keeps
+// its kind at any stage. A stage without a kind of its own has that of the cause.
 func (e *Error) Fault() fault.Kind {
 	cause := gcp.FaultOf(e.Err)
 	if cause == fault.Usage || cause == fault.Configuration {
@@ -149,8 +148,8 @@ func (e *Error) Fault() fault.Kind {
 	return known(cause)
 }
 
-// known returns kind. If kind does not say what failed, it returns fault.Unavailable,
-// because a run depends on workers and APIs.
+// known returns kind, or fault.Unavailable if kind does not say what failed: a run depends
+// on workers and APIs.
 func known(kind fault.Kind) fault.Kind {
 	if kind == fault.Unknown || kind == fault.Internal {
 		return fault.Unavailable
@@ -170,18 +169,17 @@ func (e *Error) Hint() string {
 	return ""
 }
 
-// settled is an error with advice that no longer holds, because the slices have been
-// deleted since.
+// settled is an error with advice that no longer holds, because the slices were deleted
+// since.
 type settled struct{ error }
 
-// A user's slices have been deleted since err happened. WithoutSlices returns err without
-// the advice that needs slices.
+// WithoutSlices returns err without the advice that needs slices, because the slices were
+// deleted since.
 func WithoutSlices(err error) error { return settled{err} }
 
 func (e settled) Unwrap() error { return e.error }
 
-// Hint hides the hints of the wrapped error, except a hint that still holds without the
-// slices.
+// Hint hides the hints of the wrapped error, except one that holds without the slices.
 func (e settled) Hint() string {
 	var hinted interface{ HintWhenGone() string }
 	if errors.As(e.error, &hinted) {
@@ -191,8 +189,8 @@ func (e settled) Hint() string {
 }
 
 // WorkersError combines the failures of single workers into one error of a stage. Workers
-// with equal causes share one clause. The cause of the first worker comes first. Its length
-// does not grow with the number of workers. errs[i] is the error of ids[i], or nil for a
+// with equal causes share a clause. The first worker's cause comes first. The length does
+// not grow with the number of workers. errs[i] is the error of ids[i], or nil for a
 // success.
 func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	each := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })
@@ -218,15 +216,15 @@ func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 }
 
 // failureGroup holds the workers that failed because of one cause. If there are many
-// causes, the last group holds all other workers. Its cause says that.
+// causes, the last group holds all other workers, and its cause says that.
 type failureGroup struct {
 	Cause   string
 	First   error
 	Workers []tpu.WorkerID
 }
 
-// String returns the cause. For a single worker, it includes what is about that worker
-// only, such as the address.
+// String returns the cause, for a single worker with what is about this worker only, such
+// as the address.
 func (g failureGroup) String() string {
 	if len(g.Workers) == 1 {
 		return strings.TrimPrefix(g.First.Error(), g.Workers[0].String()+": ")
@@ -234,9 +232,9 @@ func (g failureGroup) String() string {
 	return g.Cause
 }
 
-// GroupErrors groups the workers by the cause of their failure. The causes are in the order
-// in which they first occur. It returns few groups, however many causes there are, see
-// tpu.GroupAlike.
+// GroupErrors groups the workers by the cause of their failure, in the order in which the
+// causes first occur. It returns few groups, however many causes there are (see
+// tpu.GroupAlike).
 func GroupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
 	causes := make([]string, len(errs))
 	for i, err := range errs {
@@ -256,8 +254,8 @@ func GroupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
 }
 
 // JoinNamed combines the failures of named things other than workers, such as runs or
-// leftovers. Things with equal causes share one clause. errs[i] is the error of names[i],
-// or nil for a success. If there is only one failure, it does not change the error.
+// leftovers. Things with equal causes share a clause. errs[i] is the error of names[i], or
+// nil for a success. A single failure stays as it is.
 func JoinNamed(names []string, errs []error) error {
 	causes := make([]string, len(errs))
 	var failed []error
@@ -283,9 +281,9 @@ func (e *manyError) Error() string { return e.text }
 
 func (e *manyError) Unwrap() []error { return e.each }
 
-// CauseText returns the error without the parts that differ between workers, so that equal
-// causes have equal texts. If an error has such parts other than the worker's name, it has
-// a method Cause() string that returns the text without them.
+// CauseText returns the error without what differs between workers, so that equal causes
+// have equal texts. An error in which more differs than the worker's name has a method
+// Cause() string for that text.
 func CauseText(err error, id tpu.WorkerID) string {
 	text := err.Error()
 	var cause interface {
@@ -299,7 +297,7 @@ func CauseText(err error, id tpu.WorkerID) string {
 	return withoutName(strings.ReplaceAll(text, " on "+id.String()+":", ":"), id.String())
 }
 
-// withoutName replaces a worker's name if it stands in the text as a word.
+// withoutName replaces a worker's name if it is a word of the text.
 func withoutName(text, name string) string {
 	var b strings.Builder
 	for {
@@ -326,12 +324,11 @@ func withoutName(text, name string) string {
 const DiskCure = "free some space on the worker: df -h ~ /tmp shows where, and df -i ~ /tmp if there are too many files; what multihost keeps to send less may go: rm -rf ~/.multihost/store"
 
 // readOnlyCure is the advice about a place to which nobody can write. Only the worker knows
-// whether the place was mounted read-only.
+// whether it was mounted read-only.
 const readOnlyCure = "on the worker, findmnt -T ~ shows how it is mounted; if the kernel made it read-only because of errors of the disk (sudo dmesg | grep -iE 'i/o error|remounting'), reboot the worker or recreate the slice"
 
-// Cure returns advice about problems of a worker's system that may occur in any stage. It
-// recognizes them by the system's own words, whichever script reported them. For all other
-// texts it returns "".
+// Cure returns advice about problems of a worker's system that may occur in any stage, or
+// "". It recognizes them by the system's own words, whichever script reported them.
 func Cure(text string) string {
 	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
 	if strings.Contains(text, "(a container may write there only") { // the text has this advice already
@@ -360,7 +357,7 @@ type Stopwatch struct {
 	Times []event.PhaseTime
 }
 
-// Span runs f and records the time that f takes. f emits its own phases.
+// Span runs f, which emits phases of its own, and records the time.
 func (w *Stopwatch) Span(name string, f func() error) error {
 	begin := w.Clock.Now()
 	err := f()
@@ -368,8 +365,7 @@ func (w *Stopwatch) Span(name string, f func() error) error {
 	return err
 }
 
-// Add adds elapsed to the time of a phase, because several attempts go through the same
-// phases.
+// Add adds elapsed to the time of a phase: several attempts go through the same phases.
 func (w *Stopwatch) Add(name string, elapsed time.Duration) {
 	for i := range w.Times {
 		if w.Times[i].Name == name {
@@ -380,7 +376,7 @@ func (w *Stopwatch) Add(name string, elapsed time.Duration) {
 	w.Times = append(w.Times, event.PhaseTime{Name: name, Elapsed: elapsed})
 }
 
-// Phase runs f as one phase. f returns the line that describes its success.
+// Phase runs f as one phase. f returns a line about its success.
 func (w *Stopwatch) Phase(name string, f func() (string, error)) error {
 	begin := w.Clock.Now()
 	w.Sink.Emit(event.Phase{Name: name, State: event.Started})
@@ -395,7 +391,7 @@ func (w *Stopwatch) Phase(name string, f func() (string, error)) error {
 	return nil
 }
 
-// Sleep waits for d. If ctx ends before that, it returns the cause.
+// Sleep waits for d. If ctx ends before, it returns the cause.
 func Sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
 	if d > 0 {
 		select {
@@ -412,10 +408,10 @@ func Is(err error, stage Stage) bool {
 	return errors.As(err, &e) && e.Stage == stage
 }
 
-// ErrStarting says that another runner of the job is just starting its command.
+// ErrStarting says that another runner of the job is starting the command at this moment.
 var ErrStarting = fault.New(fault.Unavailable, "another runner starts it at this moment")
 
-// InterruptedOr returns the cause of the end of ctx. If ctx has not ended, it returns err.
+// InterruptedOr returns the cause for which ctx has ended, or err if it has not.
 func InterruptedOr(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -433,8 +429,7 @@ type WriterFunc func(p []byte) (int, error)
 
 func (f WriterFunc) Write(p []byte) (int, error) { return f(p) }
 
-// ErrExpired is the cause if a context has ended because the time to live of the slices has
-// passed.
+// ErrExpired is the cause of a context that has ended with the slices' time to live.
 var ErrExpired = fault.New(fault.Unavailable, "the time to live of the slices is over")
 
 // AsTyped formats a time limit as people type it: 30m, 2h, 1h30m.
@@ -448,7 +443,7 @@ func AsTyped(d time.Duration) string {
 	return text
 }
 
-// Outcome says how a run has ended, if its command was started.
+// Outcome says how a run ended, if its command was started.
 type Outcome struct {
 	Code     int // exit code of the command
 	Started  bool

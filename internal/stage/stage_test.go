@@ -31,8 +31,8 @@ func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
 	}
 }
 
-// TestErrorsOfTheEngineAreFolded: equal causes are folded although the name, the address
-// and the number of tries differ between workers.
+// TestErrorsOfTheEngineAreFolded: equal causes are folded although name, address and number
+// of tries differ between workers.
 func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	all := testkit.WorkerIDs(1, 4)
 	refused := func(i int) error {

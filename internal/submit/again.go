@@ -15,10 +15,9 @@ import (
 	"multihost/internal/teardown"
 )
 
-// lookBack decides what to do about a run of this name that is in the bucket. The run
-// continues if its slices are gone, or were never created, before it ended. lookBack
-// returns an error if the run has ended, is still running, belongs to another user, or was
-// started with other options.
+// lookBack decides about a run of this name in the bucket. The run continues if its slices
+// have gone, or were never created, before it ended. lookBack returns an error if the run
+// has ended, is still active, belongs to another user, or was started with other options.
 func (r *departure) lookBack(ctx context.Context, request provision.Request) error {
 	was, err := r.bucket.Earlier(ctx, r.job.Run)
 	if was == nil || err != nil {
@@ -38,8 +37,8 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 	if how := was.Ended(); how != "" {
 		return refuse(another+"; its logs: multihost logs "+r.job.Run, "%s", how)
 	}
-	// Read the queued resource after the bucket. Then the workers that are in the bucket
-	// belong to this queued resource or to an earlier one.
+	// Read the queued resource after the bucket. Then the workers in the bucket belong to
+	// this queued resource or to an earlier one.
 	res, err := r.Cloud.Get(ctx, request.ID)
 	gone := gcp.ClassOf(err) == gcp.NotFound
 	switch {
@@ -62,7 +61,7 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 	return nil
 }
 
-// loss says what has happened to the slices of the earlier start.
+// loss says what happened to the slices of the earlier start.
 func (r *departure) loss() string {
 	if r.lost.State == "" {
 		return fmt.Sprintf("%s is gone", provision.NameOf(r.Cloud, r.job.Resource))
@@ -71,8 +70,8 @@ func (r *departure) loss() string {
 }
 
 // differs names the flags in which an earlier run of this name differs from the requested
-// one. A run may continue in another tier or network. It may also have another time to live
-// and other code. Everything that its checkpoint depends on must be the same.
+// one. A run may continue in another tier or network, with another time to live and other
+// code. Everything on which its checkpoint depends must be the same.
 func (r *departure) differs(was detach.Description) (diffs []string) {
 	text := func(flag, has, asked string) {
 		if has != asked {
@@ -102,8 +101,8 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 }
 
 // clear deletes what is left of an earlier start: its dead queued resource, and objects
-// that would mislead the workers of this start. If a third start has become the current
-// one, it stops with an error.
+// that would mislead the workers of this start. It stops with an error if a third start has
+// become the current one.
 func (r *departure) clear(ctx context.Context) error {
 	if r.earlier == nil {
 		return nil
@@ -126,8 +125,8 @@ func (r *departure) clear(ctx context.Context) error {
 	return r.overtaken(r.bucket.Renew(ctx, r.job, r.desc.Attempt))
 }
 
-// If err says that another start of the run is the current one, overtaken turns it into
-// advice.
+// overtaken turns err into advice if it says that another start of the run is the current
+// one.
 func (r *departure) overtaken(err error) error {
 	var other *detach.ExistsError
 	if !errors.As(err, &other) {
@@ -141,8 +140,8 @@ func (r *departure) owns(res provision.Resource) bool {
 	return res.IsOf(r.job.Run)
 }
 
-// userOf returns the user in an owner, which has the form USER@MACHINE. The user may repeat
-// the command on another machine.
+// userOf returns the user in an owner USER@MACHINE. The user may repeat the command on
+// another machine.
 func userOf(owner string) string {
 	user, _, _ := strings.Cut(owner, "@")
 	return user

@@ -45,7 +45,7 @@ import (
 
 const runName = "train"
 
-// noAgent stands for multihost-agent, because no worker runs it here.
+// noAgent stands for multihost-agent, which no worker runs here.
 func noAgent(t *testing.T) program.Set {
 	t.Helper()
 	made, err := program.Files(runtime.GOARCH, []byte("agent"))
@@ -57,8 +57,8 @@ func noAgent(t *testing.T) program.Set {
 	return program.In(files)
 }
 
-// A place is a cloud without workers. Users type a job without runner on several machines
-// there. It exists in a bubble of package synctest.
+// A place is a cloud without workers in which users type a job without runner on several
+// machines. It exists in a bubble of package synctest.
 type place struct {
 	t      *testing.T
 	server *sim.Server
@@ -84,15 +84,15 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 	})
 }
 
-// A machine is one on which a user types the job. It counts the changes that it makes in
-// the cloud. It may pause before one of them, or die after one.
+// A machine is one on which a user types the job. It counts its changes in the cloud, and
+// may pause before one of them or die after one.
 type machine struct {
 	submit.Deps
 	place   *place
 	owner   string
 	changes atomic.Int64
-	dies    int64 // it dies after this change; 0: never
-	rests   int64 // it pauses before this change; 0: never
+	dies    int64 // the machine dies after this change; 0: never
+	rests   int64 // the machine pauses before this change; 0: never
 	resting chan struct{}
 	resume  chan struct{}
 }
@@ -181,11 +181,10 @@ func (p *place) object(name string) string {
 	return ""
 }
 
-// begun makes a worker report that it runs the first attempt.
+// begun lets a worker report that it runs the first attempt.
 func (p *place) begun() { p.put("workers/s0w0", "phase=running\nattempt=1\n") }
 
-// state returns the state of the queued resource after a while. It returns "" if there is
-// none.
+// state returns the later state of the queued resource, or "" if there is none.
 func (p *place) state() string {
 	<-time.After(time.Minute)
 	if all := p.server.Status().Queued; len(all) > 0 {
@@ -250,9 +249,9 @@ func (p *place) whole(attempt int) {
 	}
 }
 
-// If a bucket keeps overwritten objects, a job in it starts with a warning. The warning has
-// the cost and the command to type. If the user may not read the settings of the bucket,
-// there is no warning.
+// A job in a bucket that keeps overwritten objects starts with a warning, which has the
+// cost and the command to type. There is no warning if the user may not read the bucket's
+// settings.
 func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
 	t.Parallel()
 	const advice = "gcloud storage buckets update gs://jobs --clear-soft-delete --no-versioning"
@@ -289,8 +288,8 @@ func TestABucketThatKeepsWhatIsOverwrittenIsTold(t *testing.T) {
 	}
 }
 
-// In a test in which only one machine acts at a time, there is nothing for the race
-// detector. oneAtATime skips it there.
+// oneAtATime skips, under the race detector, a test in which only one machine acts at a
+// time.
 func oneAtATime(t *testing.T) {
 	t.Parallel()
 	if testkit.RaceDetector {
@@ -298,8 +297,8 @@ func oneAtATime(t *testing.T) {
 	}
 }
 
-// before lists the states that a typed job can find. Each has the number of the attempt
-// that follows, and the number of changes.
+// before lists the states that a typed job can find, each with the number of the next
+// attempt and the number of changes.
 var before = []struct {
 	name    string
 	make    func(p *place)
@@ -311,7 +310,7 @@ var before = []struct {
 }
 
 // The machine may die at any change. If the user types the job again, it continues or still
-// runs, with all its files. If the user stops the job, nothing of it is left in the cloud.
+// runs, with all its files. If the user stops it, nothing of it is left in the cloud.
 func TestAMachineThatDiesLeavesAJobThatCanBeTypedAgain(t *testing.T) {
 	oneAtATime(t)
 	for _, b := range before {
@@ -409,8 +408,8 @@ func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	}
 }
 
-// A job that is typed again is refused, with the reason. It is not refused if it is the
-// same job and has lost its slices.
+// A job that is typed again is refused, with the reason, unless it is the same job and has
+// lost its slices.
 func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	oneAtATime(t)
 	end := func(p *place, w int, code, reason string) {
@@ -511,7 +510,7 @@ func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	}
 }
 
-// If no worker could start a job, it is refused before anything is uploaded.
+// A job that no worker could start is refused before anything is uploaded.
 func TestAJobNeedsTheAgent(t *testing.T) {
 	t.Parallel()
 	inPlace(t, "a build without it", func(p *place) {

@@ -1,17 +1,16 @@
-// Package submit starts a job without runner. It uploads the job to a bucket and requests
+// Package submit starts a job without runner: it uploads the job to a bucket and requests
 // the slices. Their workers do the rest.
 //
 // # Decisions
 //
-//   - If a job ran before, a new start of it has its own files in the bucket. A start first
-//     makes the uploads. Next it writes run.json, if that still has the generation that was
-//     read. Then it deletes what is dead and writes the number of the attempt. The request
-//     for slices comes last. If the runner dies in between, the next start can continue
-//     with what exists.
+//   - Each start of a job has its own files in the bucket. A start first uploads them. Next
+//     it writes run.json, if that still has the generation that was read. Then it deletes
+//     what is dead and writes the number of the attempt. The request for slices comes last.
+//     If the runner dies in between, the next start can continue with what exists.
 //   - Starts have no lock, because the owner of a lock might be dead. Of two starts, the
 //     later one takes over. A step of a start takes effect only if nobody has changed what
 //     the start has read. So the steps of the earlier start fail after the later one has
-//     made a change. Its request for slices is also refused, because the metadata of
+//     made a change. Its request for slices is refused, too, because the metadata of
 //     existing slices names the other start.
 package submit
 
@@ -72,10 +71,10 @@ type DetachOptions struct {
 }
 
 // Detach starts a job that no longer needs this machine. It puts what the workers need into
-// the bucket and requests the slices. If a run of that name has lost its slices, it
+// the bucket and requests the slices. If a run of that name has lost its slices, the run
 // continues with the next attempt. If Detach returns without error, the queued resource
 // exists, and the workers do the rest. After an error, neither the queued resource nor
-// anything of this start in the bucket is left. If something is left, Detach reports it.
+// anything of this start in the bucket is left, or Detach reports what is.
 func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (stage.Outcome, error) {
 	r, err := prepareDetached(ctx, d, o, do)
 	if err != nil {
@@ -123,8 +122,8 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	return stage.Outcome{Started: true, Detached: true}, nil
 }
 
-// A departure is the start of a job without runner. It says what the start will put into
-// the bucket and request.
+// A departure is the start of a job without runner: what it will put into the bucket and
+// request.
 type departure struct {
 	*attempt.Run
 	bucket *detach.Bucket
@@ -132,12 +131,12 @@ type departure struct {
 	desc   detach.Description
 	kit    map[string][]byte
 
-	earlier *detach.Earlier    // the run to continue; nil: no run has this name
-	lost    provision.Resource // what is left of the queued resource of the earlier run
+	earlier *detach.Earlier    // the run to continue; nil: there is no run of this name
+	lost    provision.Resource // the rest of the queued resource of the earlier run
 }
 
 // prepareDetached makes everything that the start of a job without runner needs. It changes
-// nothing. The caller closes the run.
+// nothing in the cloud. The caller closes the run.
 func prepareDetached(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (_ *departure, err error) {
 	if err := cmp.Or(detach.CheckMetadata(o.Request.Metadata), d.Agents.Check()); err != nil {
 		return nil, &stage.Error{Stage: stage.Input, Err: err}
@@ -275,7 +274,7 @@ func (r *departure) upload(ctx context.Context) error {
 	})
 }
 
-// put uploads what the workers need and makes this start the current one.
+// put uploads what the workers need, and makes this start the current one.
 func (r *departure) put(ctx context.Context) error {
 	var write func(io.Writer) error
 	if r.Tree != nil {
@@ -293,7 +292,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 		if err != nil {
 			clean, cancel := r.Detached(ctx, time.Minute)
 			defer cancel()
-			if made { // the workers of the resource need the bucket, so delete the resource first
+			if made { // the resource's workers need the bucket, so delete the resource first
 				if _, failed := r.Cloud.Delete(clean, id, provision.DeleteOptions{OnlyRun: r.job.Run, Limit: time.Minute}); failed != nil {
 					left = true
 					event.Notef(r.Sink, event.Warn, teardown.Hint(r.Reach, id), "%s may exist and go on by itself, with its files in %s: %v", provision.NameOf(r.Cloud, id), r.bucket.URL(r.job.Run), failed)
@@ -310,7 +309,7 @@ func (r *departure) request(ctx context.Context, request provision.Request) (lef
 	return left, err
 }
 
-// create requests the slices. If another start has become the current one, it does not.
+// create requests the slices, unless another start has become the current one.
 func (r *departure) create(ctx context.Context, request provision.Request) (made bool, err error) {
 	if !r.ReadOnly {
 		if err := r.overtaken(r.bucket.Holds(ctx, r.job)); err != nil {
@@ -328,7 +327,7 @@ func (r *departure) create(ctx context.Context, request provision.Request) (made
 	return made, err
 }
 
-// withMetadata returns the request with the metadata that its workers need.
+// withMetadata returns the request with the metadata for its workers.
 func (r *departure) withMetadata(request provision.Request) provision.Request {
 	metadata := maps.Clone(r.job.Metadata())
 	for k, v := range request.Metadata {
@@ -340,7 +339,7 @@ func (r *departure) withMetadata(request provision.Request) provision.Request {
 	return request
 }
 
-// Before the request, sayBounds tells the user what may take the slices away before the
+// sayBounds tells the user, before the request, what may take the slices away before the
 // command ends, because workers cannot request others.
 func sayBounds(d Deps, o provision.Request) {
 	const again = "type the same multihost job --detach again then: the run goes on as its next attempt, from the command's own checkpoint"
@@ -366,9 +365,9 @@ func sayDetached(d Deps, bucket *detach.Bucket, j detach.Job) {
 	}
 }
 
-// warnOfCopies warns if the bucket keeps copies of overwritten objects. Otherwise a log
-// that grows for a month would be stored ten thousand times. A user without the right to
-// read that setting gets no warning.
+// warnOfCopies warns if the bucket keeps copies of overwritten objects: a log that grows
+// for a month would be stored ten thousand times. A user without the right to read that
+// setting gets no warning.
 func warnOfCopies(ctx context.Context, d Deps, bucket *detach.Bucket) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	defer cancel()

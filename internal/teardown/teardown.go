@@ -1,13 +1,13 @@
-// Package teardown deletes the slices of a job when it ends. If they stay, it says why, and
-// how to delete them. It decides by what the cloud says at that moment. It deletes nothing
-// that the job did not make.
+// Package teardown deletes the slices of a job at its end, or says why they stay and how to
+// delete them. It decides by what the cloud says at that moment. It deletes nothing that
+// the job did not make.
 //
 // # Decisions
 //
-//   - A job deletes only what jobs of its name have made. The label multihost-job says
-//     that. So a user can type a job again after its runner has died. The job then deletes
-//     what that runner has made. If another resource matches the request, the job uses it,
-//     keeps it and names it.
+//   - A job deletes only what jobs of its name have made, as the label multihost-job says.
+//     So a job that the user types again after its runner has died deletes what that runner
+//     has made. If another resource matches the request, the job uses it, keeps it and
+//     names it.
 package teardown
 
 import (
@@ -32,17 +32,17 @@ const (
 	// Limit limits the deletion of a queued resource with its nodes, which takes minutes
 	// on the real service.
 	Limit = 20 * time.Minute
-	// patience is how long a job waits when it ends, if the API is away or the user must
-	// log in again. This is longer than a long weekend.
+	// patience is how long a job waits at its end if the API is away or the user must log
+	// in again: longer than a long weekend.
 	patience = 4 * 24 * time.Hour
-	// AwayPause is the pause between two calls while the API is away. Before that, each
-	// call retries for two minutes.
+	// AwayPause is the pause between two calls while the API is away. Each call retries for
+	// two minutes.
 	AwayPause = 15 * time.Second
-	// glance limits a read of the cloud if its result only adds something to a message.
+	// glance limits a read of the cloud that only adds something to a message.
 	glance = time.Minute
 )
 
-// A Job is a job that ends, with what its slices need.
+// A Job is a job at its end, with what its slices need.
 type Job struct {
 	*workers.Reach
 	ID, Run string // ID of the queued resource; Run: the run whose label it has
@@ -51,23 +51,23 @@ type Job struct {
 	Used    []tpu.Slice   // slices of the last attempt, for their price
 
 	// Leaves is for a runner that has started nothing and ends with err. It says why the
-	// runner must not delete the resource, or "" if the runner may.
+	// runner must not delete the resource, or returns "".
 	Leaves func(ctx context.Context, life provision.Life, err error) string
-	// Taken says why the slices must stay because another runner's command uses them. It
-	// returns "" if they may go.
+	// Taken says why the slices must stay because another runner's command uses them, or
+	// returns "".
 	Taken func(ctx context.Context) string
 	// Remade reports whether the job's own resource is gone and another command has made
 	// res, with the same name.
 	Remade func(res provision.Resource) bool
-	// WhoDeletes says what the workers do about slices that are left. It returns "" if they
-	// do nothing.
+	// WhoDeletes says what the workers do about slices that are left, or returns "" if
+	// nothing.
 	WhoDeletes func() string
-	// Last is called before the deletion. res is the resource as it is then.
+	// Last is called before the deletion, with the resource as it is then.
 	Last func(res provision.Resource)
 }
 
 // End deletes the slices of the job, or reports why they stay. out and runErr say how the
-// last attempt ended. It returns out and runErr, joined with the errors of the teardown.
+// last attempt ended. End returns both, joined with its own errors.
 func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.Outcome, error) {
 	res, err := j.look(ctx)
 	switch {
@@ -98,8 +98,8 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 	return out, runErr
 }
 
-// sweep deletes what is left of a resource whose slices somebody else has deleted. These
-// parts cost nothing, so the job does not wait long for their deletion.
+// sweep deletes what is left of a resource whose slices somebody else has deleted. That
+// costs nothing, so the job does not wait long.
 func (j *Job) sweep(ctx context.Context) {
 	p, ok := provision.As[provision.Sweeper](j.Cloud)
 	if !ok {
@@ -112,7 +112,7 @@ func (j *Job) sweep(ctx context.Context) {
 	}
 }
 
-// stays reports whether the resource is not deleted, and says why.
+// stays reports whether the resource stays, and says why.
 func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outcome, runErr error) bool {
 	if j.remade(res) {
 		return true
@@ -157,7 +157,7 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 	return true
 }
 
-// remade reports whether another command has made the resource. If so, it says so.
+// remade reports whether another command has made the resource, and tells the user.
 func (j *Job) remade(res provision.Resource) bool {
 	if res.Life == provision.Absent || !j.Remade(res) {
 		return false
@@ -166,8 +166,7 @@ func (j *Job) remade(res provision.Resource) bool {
 	return true
 }
 
-// again reads the resource again. res was read some time ago. If it cannot be read, again
-// returns res.
+// again reads the resource again, because res is old. If it cannot, it returns res.
 func (j *Job) again(ctx context.Context, res provision.Resource) provision.Resource {
 	ctx, cancel := j.Detached(ctx, glance)
 	defer cancel()
@@ -183,10 +182,10 @@ func (j *Job) again(ctx context.Context, res provision.Resource) provision.Resou
 
 func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
 
-// look reads the resource. If a login has expired or the API is unavailable, it waits,
+// look reads the resource. It waits while a login has expired or the API is unavailable,
 // because nobody else deletes what is billed.
 func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
-	if ctx.Err() == nil { // otherwise delete says it, if it has to
+	if ctx.Err() == nil { // otherwise delete says it, if necessary
 		defer j.Persist(ctx, "the state of "+j.name()+" is being read, to delete it", "if it exists, it stays and is billed", "then "+Hint(j.Reach, j.ID))()
 	}
 	ctx, cancel := j.Detached(ctx, patience)
@@ -198,14 +197,14 @@ func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
 	return res, err
 }
 
-// Chosen reports whether somebody has chosen this end: the user or the time to live ends
-// the command, even if the command still runs.
+// Chosen reports whether somebody chose this end: the user or the time to live ends the
+// command, even if it still runs.
 func Chosen(err error) bool {
 	var in *stage.Interrupted
 	return errors.As(err, &in) && in.Answer == stage.Stop || errors.Is(err, stage.ErrExpired)
 }
 
-// Outlast repeats call while the API is unavailable. It has no time limit, because these
+// Outlast repeats call while the API is unavailable, without a time limit, because these
 // slices cost money. It ends with ctx.
 func Outlast(ctx context.Context, clock gcp.Clock, call func() error) error {
 	for {
@@ -217,16 +216,16 @@ func Outlast(ctx context.Context, clock gcp.Clock, call func() error) error {
 	}
 }
 
-// leftRunning reports whether the user has detached from a command that still runs.
+// leftRunning reports whether the user has detached from a running command.
 func leftRunning(out stage.Outcome, err error) bool {
 	var in *stage.Interrupted
 	return out.Started && (out.Detached || errors.As(err, &in) && in.Detaches(true))
 }
 
-// delete deletes the queued resource. It says what is billed after that.
+// delete deletes the queued resource, and says what is billed afterwards.
 func (j *Job) delete(ctx context.Context) error {
 	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // the user has nothing left to decide
-	// Limit limits the deletion itself. The limit of the context is only there in case that
+	// Limit limits the deletion itself. The context's limit is for the case that Limit
 	// fails.
 	defer j.Persist(ctx, j.name()+" is being deleted", "what is not deleted by then may stay, and is billed", "then "+Hint(j.Reach, j.ID))()
 	cleanup, cancel := j.Detached(ctx, Limit+time.Minute)
@@ -249,16 +248,16 @@ func (j *Job) delete(ctx context.Context) error {
 	return nil
 }
 
-// A Keeping says when the slices of a job stay although it has ended.
+// A Keeping says when the slices of a job stay at its end.
 type Keeping struct {
 	Always    bool          // --keep
 	OnFailure bool          // --keep-on-failure
 	For       time.Duration // with OnFailure: how long they stay; 0: until the user deletes them
 }
 
-// decide says why the slices stay. It returns "" if they are to be deleted. If hold is
-// true, failed slices are first kept for a limited time. done says that this command must
-// end now.
+// decide says why the slices stay, or returns "" if they must be deleted. If hold is true,
+// failed slices are first kept for a limited time. done says that this command must end
+// now.
 func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string, hold bool) {
 	var in *stage.Interrupted
 	switch {
@@ -274,7 +273,7 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 		return in.Error() + ", the run goes on", false
 	case errors.As(runErr, &in) && in.Detaches(true):
 		return in.Error() + ": the same command goes on with it", false
-	case in != nil: // a stop is not a failure that needs an investigation
+	case in != nil: // a stop is no failure to look into
 		return "", false
 	case !k.OnFailure || runErr == nil && out.Code == 0:
 		return "", false
@@ -284,8 +283,8 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 	return "", !done
 }
 
-// hold keeps failed slices so that the user can look at them. It returns why they should
-// stay longer, or "" if they should be deleted. An interrupt ends the wait.
+// hold keeps failed slices for the user to look at. It returns why they should stay longer,
+// or "" if they must be deleted. An interrupt ends the wait.
 func (j *Job) hold(ctx context.Context) string {
 	until := j.Clock.Now().Add(j.Keeping.For)
 	cost := ""
@@ -312,8 +311,8 @@ func (j *Job) hold(ctx context.Context) string {
 	return ""
 }
 
-// NotOurs says that a queued resource stays and is billed. Another job or user must delete
-// it. why describes the resource.
+// NotOurs says that a queued resource stays and is billed, and that another job or user
+// must delete it. why describes the resource.
 func NotOurs(ctx context.Context, d *workers.Reach, id string, why string) {
 	look, cancel := d.Detached(ctx, glance)
 	defer cancel()
@@ -332,12 +331,12 @@ func SayUnknown(d *workers.Reach, id string, err error) {
 	event.Notef(d.Sink, event.Warn, Hint(d, id), "whether %s exists is not known; if it does, it is billed once it has slices: %v", provision.NameOf(d.Cloud, id), err)
 }
 
-// NothingBilled is the text about the bill of a job whose slices have been deleted.
+// NothingBilled is the text about the bill of a job whose slices were deleted.
 const NothingBilled = "nothing of this job is billed"
 
-// A job has just deleted a queued resource. If another command has made one of the same
-// name since, MadeAgain describes it. It returns "" if there is none, or if that one is
-// being deleted. If the API does not say, the text says that it is not known.
+// MadeAgain describes a queued resource that another command has made since the job deleted
+// its own of the same name. It returns "" if there is none, or if it is being deleted. If
+// the API does not say, the text says so.
 func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint string) {
 	look, cancel := d.Detached(ctx, glance)
 	defer cancel()
@@ -353,8 +352,7 @@ func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint str
 	return "another command has made it again, " + res.Standing(), Hint(d, id)
 }
 
-// sayStays warns that a queued resource stays. It does not warn if the resource is being
-// deleted or is gone.
+// sayStays warns that a queued resource stays, unless it is being deleted or is gone.
 func sayStays(d *workers.Reach, res provision.Resource, hint, text string) {
 	switch res.Life {
 	case provision.Absent:
@@ -376,7 +374,7 @@ func Command(d *workers.Reach, id string) string {
 	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
 }
 
-// A job has made slices for this run. SayBilled warns that they stay and are billed, or
+// SayBilled warns that slices which a job has made for this run stay and are billed, or
 // says who deletes them. A user who attaches to a run or stops it may not know this.
 func SayBilled(ctx context.Context, d *workers.Reach, run string, all []tpu.Slice, held map[string]lease.Held) {
 	if d.OnHosts() {

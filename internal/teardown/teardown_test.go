@@ -25,8 +25,8 @@ var (
 	errNo   = &gcp.Error{What: "call the API", Class: gcp.Permission}
 )
 
-// A cloud has one resource. Each call gets the next prepared error. After the last one,
-// calls succeed.
+// A cloud has one resource. Each call returns the next prepared error, and after the last
+// one none.
 type cloud struct {
 	provision.Provider
 	life    provision.Life
@@ -59,14 +59,15 @@ func (c *cloud) Undoing(id string, _ ...string) provision.Undoing {
 	return provision.Undoing{Commands: provision.Commands{Kind: "queued resource", Delete: "multihost qr delete " + id + " --force"}}
 }
 
-// A parted is a cloud whose resources have parts in addition to their slices.
+// A parted is a cloud whose resources have parts besides their slices.
 type parted struct{ *cloud }
 
 func (p parted) Sweep(_ context.Context, id, run string, _ bool) error {
 	return p.answer("sweep "+id+" of "+run, &p.deletes)
 }
 
-// Somebody else has deleted the slices. The job then deletes what is left of their request.
+// After somebody else has deleted the slices, the job deletes what is left of their
+// request.
 func TestPartsThatAreLeftAreSwept(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errNo} {
@@ -128,11 +129,11 @@ func TestTheEndOfAJob(t *testing.T) {
 		out    stage.Outcome
 		err    error
 		leaves string // why the resource of an earlier runner stays
-		taken  string // why another runner's command keeps them
+		taken  string // why another runner's command keeps the slices
 		remade bool
 		calls  string
 		said   string
-		hint   string // hint that the lease may have ended
+		hint   string // hint for the case that the lease has ended
 		fails  bool   // the teardown returns an error
 	}{
 		{story: "a success", out: ran, calls: "get delete get", said: "queued resource m and its slices are deleted: nothing of this job is billed"},
@@ -188,8 +189,8 @@ func TestTheEndOfAJob(t *testing.T) {
 	}
 }
 
-// If the user detaches while failed slices are kept, the slices stay. If the user stops,
-// they are deleted.
+// If the user detaches while failed slices are kept, they stay. If the user stops, they are
+// deleted.
 func TestAnInterruptWhileFailedSlicesAreKept(t *testing.T) {
 	t.Parallel()
 	for answer, want := range map[stage.Answer]string{stage.Detach: "detached while failed slices were kept", stage.Stop: ""} {
@@ -205,7 +206,7 @@ func TestAnInterruptWhileFailedSlicesAreKept(t *testing.T) {
 	}
 }
 
-// An error keeps its advice only if the advice still holds when the slices are gone.
+// An error keeps its advice only if it holds without the slices.
 func TestAnErrorAfterTheSlicesAreDeleted(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{errors.New("no capacity"), &launch.SecretError{}} {
@@ -244,7 +245,7 @@ func TestWhatIsBilledOfARun(t *testing.T) {
 	}
 }
 
-// endless is a cloud whose deletion does not end before its context.
+// endless is a cloud whose deletion lasts as long as its context.
 type endless struct {
 	cloud
 	begun chan struct{}
@@ -257,11 +258,11 @@ func (e *endless) Delete(ctx context.Context, _ string, _ provision.DeleteOption
 }
 
 // After a first signal during the deletion, the user learns at once what continues, and
-// what a second signal does. After the second signal, the message says what may be billed.
-// It does not say that a context was canceled.
+// what a second signal does. After the second one, the message says what may be billed, and
+// nothing about a canceled context.
 func TestSignalsDuringTheDeletion(t *testing.T) {
 	t.Parallel()
-	for _, before := range []bool{false, true} { // whether the first signal has ended the run
+	for _, before := range []bool{false, true} { // whether the first signal ended the run
 		said, leave := &testkit.Recorder{}, make(chan struct{})
 		c := &endless{begun: make(chan struct{})}
 		d := &workers.Reach{Invocation: &stage.Invocation{Sink: said, Clock: gcp.SystemClock, Leave: leave}, Place: provision.Place{Project: "p", Zone: "z"}, Cloud: c}
