@@ -14,14 +14,13 @@ const MostAlike = 4
 // An Alike is a group of things with the same text.
 type Alike struct {
 	Text   string
-	At     []int // their positions, ascending
-	Others int   // number of further texts in this group, which are not shown; Text is one of them
+	At     []int // their indexes, ascending
+	Others int   // number of other texts in this group that are not shown
 }
 
-// GroupAlike groups the positions of equal texts. The groups are in the order in which
-// their texts first occur. It leaves out empty texts. If there are more than MostAlike
-// texts, the last group holds all those that are neither the first nor among the most
-// frequent.
+// GroupAlike groups the indexes of equal texts, in the order in which the texts first
+// occur, without empty texts. If there are more than MostAlike texts, the last group holds
+// all that are neither the first nor among the most frequent.
 func GroupAlike(texts []string) []Alike {
 	index := map[string]int{}
 	var groups []Alike
@@ -55,11 +54,10 @@ func GroupAlike(texts []string) []Alike {
 	return append(named, rest)
 }
 
-// longestFold is the longest form of a set of workers that FoldShort shows whole.
+// longestFold is the longest form of a set of workers that FoldShort leaves whole.
 const longestFold = 80
 
-// FoldShort does what Fold does, for messages. It shortens a long set and adds the number
-// of workers.
+// FoldShort is Fold for messages: it shortens a long set, and adds the number of workers.
 func FoldShort(workers []WorkerID) string {
 	text := Fold(workers)
 	if len(text) <= longestFold {
@@ -76,8 +74,7 @@ func FoldShort(workers []WorkerID) string {
 	return fmt.Sprintf("%s (%d workers)", text, len(workers))
 }
 
-// FewNames lists names. If there are few, it lists all. Otherwise it lists the first, and
-// says how many more there are.
+// FewNames lists a few names, or of many the first and the number of the others.
 func FewNames(names []string) string {
 	if len(names) <= MostAlike {
 		return strings.Join(names, ", ")
@@ -85,8 +82,8 @@ func FewNames(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:MostAlike-1], ", "), len(names)-MostAlike+1)
 }
 
-// FoldProblems folds problems that are the same for several slices, as in a Selection.
-// Example: slice "t-0", like "t-1", "t-2" and 61 more, is not ready.
+// FoldProblems folds problems that several slices share, as in a Selection. Example: slice
+// "t-0", like "t-1", "t-2" and 61 more, is not ready.
 func FoldProblems(problems []string) []string {
 	names, texts := make([]string, len(problems)), make([]string, len(problems))
 	for i, p := range problems {
@@ -117,9 +114,9 @@ func FoldProblems(problems []string) []string {
 	return folded
 }
 
-// FoldTexts joins texts about many named things. Example: "a, b: text; c: text". Things
-// with the same text share a clause, which names a few of them. texts[i] is about names[i].
-// If a text is empty, it is left out.
+// FoldTexts joins texts about many named things: "a, b: text; c: text". Things with the
+// same text share a clause, which names a few of them. texts[i] is about names[i]. Empty
+// texts are left out.
 func FoldTexts(names, texts []string) string {
 	var parts []string
 	for _, g := range GroupAlike(texts) {

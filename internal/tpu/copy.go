@@ -18,7 +18,7 @@ type Copy struct {
 	Up      bool // true: the destination is on the workers
 }
 
-// A CopyError reports names of files with which no copy is possible.
+// what to type, or ""
 type CopyError struct {
 	Text   string
 	Advice string // what to type instead, or ""
@@ -33,8 +33,8 @@ func (e *CopyError) Hint() string { return e.Advice }
 func (e *CopyError) Fault() fault.Kind { return fault.Usage }
 
 // ParseCopy reads the sources and the destination of a copy. The destination is the last of
-// at least two words. A name on workers begins with a pattern of workers and a colon. Its
-// errors are *CopyError.
+// at least two words. A name on workers begins with a pattern of workers and a colon.
+// Errors are *CopyError.
 func ParseCopy(words []string) (Copy, error) {
 	files := slices.Clone(words)
 	whose := make([]string, len(words)) // for each word, the workers before the colon; "" for a local name
@@ -65,7 +65,7 @@ func ParseCopy(words []string) (Copy, error) {
 	if on == "" {
 		return c, noWorkers(words)
 	}
-	c.Workers, _ = ParsePattern(on) // it was parsed above
+	c.Workers, _ = ParsePattern(on) // parsed above, so without an error
 	return c, nil
 }
 
@@ -81,8 +81,8 @@ func noWorkers(words []string) error {
 	return &CopyError{Text: "neither the sources nor the destination are on workers", Advice: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 }
 
-// The words name no workers. LikelyPattern returns the pattern that the user probably
-// meant, such as s0w0 for w0. It returns "" if that is not clear.
+// LikelyPattern returns the pattern that the user probably meant by words that name no
+// workers, such as s0w0 for w0, or "".
 func LikelyPattern(words string) string {
 	_, err := ParsePattern(words)
 	var wrong *PatternError

@@ -9,8 +9,8 @@ import (
 )
 
 // Fold returns a set of workers in the short form of the project: s0w3, s0w[0-63],
-// s[0-31]w[0-63]. If slices have different workers, they are separated by commas. Order and
-// duplicates in the argument do not matter. The empty set is "".
+// s[0-31]w[0-63]. Slices with different workers are separated by commas. Order and
+// duplicates do not matter. The empty set is "".
 func Fold(workers []WorkerID) string {
 	bySlice := map[int][]int{}
 	for _, w := range workers {

@@ -8,22 +8,22 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Machine is a machine type of Compute Engine that has TPU chips.
+// A Machine is a machine type of Compute Engine with TPU chips.
 type Machine struct {
 	Name       string // "ct6e-standard-4t"
 	Generation string // generation of its chips: "v6e"
 	Chips      int    // chips of one VM
-	Single     bool   // a slice of it is one VM
-	NUMANodes  int    // number of a VM's NUMA nodes; 0: not known
-	OnlyGKE    bool   // only node pools of Google Kubernetes Engine can have it
+	Single     bool   // a slice is one VM
+	NUMANodes  int    // NUMA nodes of a VM; 0: unknown
+	OnlyGKE    bool   // only for node pools of Google Kubernetes Engine
 }
 
-// Machines returns the machine types from which Compute Engine makes slices. Those of a
-// generation are together. Sources: Google's documentation of TPU machine types, xpk's
-// system_characteristics.py, and for NUMA nodes the documentation of GKE.
+// Machines returns the machine types from which Compute Engine makes slices, by generation.
+// Sources: Google's documentation of TPU machine types, xpk's system_characteristics.py,
+// and for NUMA nodes the documentation of GKE.
 //
-// Machine types whose names end in -tpu are left out, because their meaning is not
-// documented.
+// Machine types whose names end in -tpu are left out, because their meaning is
+// undocumented.
 func Machines() []Machine {
 	return slices.DeleteFunc(machines(), func(m Machine) bool { return m.OnlyGKE })
 }
@@ -50,8 +50,8 @@ func (g Generation) OnCompute() bool {
 // OnCloudAPI reports whether the Cloud TPU API makes slices of the type.
 func (t Type) OnCloudAPI() bool { return t.Generation.CloudAPI && t.Machine == "" }
 
-// workers returns the number of VMs of a slice with this number of chips. It returns 0 if
-// the machine type makes no such slice.
+// workers returns the number of VMs of a slice with this number of chips, or 0 if the
+// machine type makes no such slice.
 func (m Machine) workers(chips int) int {
 	if chips%m.Chips != 0 || m.Single && chips != m.Chips {
 		return 0
@@ -62,7 +62,7 @@ func (m Machine) workers(chips int) int {
 // A MachineError says that a type fits no machine type of Compute Engine, or several.
 type MachineError struct {
 	Type    Type
-	Choices []Machine // the machine types that make such a slice; nil: there is none
+	Choices []Machine // the machine types for such a slice; nil: there is none
 }
 
 func (e *MachineError) Error() string {
@@ -113,9 +113,9 @@ func MachineOf(t Type) (Machine, error) {
 	return Machine{}, &MachineError{Type: t, Choices: fit}
 }
 
-// TypeOf returns the type of slices that have a topology on a machine type. Its name is the
-// short name if that has no other meaning: "v6e-16". Otherwise the name has both parts:
-// "ct6e-standard-4t:2x4". The error is a *TypeError.
+// TypeOf returns the type of slices with a topology on a machine type. Its name is the
+// short name if that has no other meaning ("v6e-16"), otherwise "ct6e-standard-4t:2x4". The
+// error is a *TypeError.
 func TypeOf(machine, topology string) (Type, error) {
 	whole := machine + ":" + topology
 	var near []string

@@ -6,8 +6,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// For each type of a generation that Compute Engine has, there is one machine type. Only
-// one type has two.
+// For each type of a generation that Compute Engine has, there is one machine type, with
+// one exception.
 func TestEveryTypeOfComputeEngineHasAMachine(t *testing.T) {
 	for _, ty := range tpu.Types() {
 		m, err := tpu.MachineOf(ty)

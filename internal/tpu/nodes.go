@@ -6,8 +6,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Nodes describes a slice as a node pool of Google Kubernetes Engine. The pool has one
-// node for each VM.
+// A Nodes describes a slice as a node pool of Google Kubernetes Engine, with one node for
+// each VM.
 type Nodes struct {
 	Accelerator string // value of the node label cloud.google.com/gke-tpu-accelerator
 	Topology    string // value of the node label cloud.google.com/gke-tpu-topology
@@ -33,10 +33,9 @@ func (e *NodesError) Hint() string {
 	return "node pools have slices of 1 chip, or of 4 chips and more"
 }
 
-// NodesOf returns the nodes of a slice. If the slice has one chip, a node has one chip.
-// Otherwise a node has four chips. If the type names its machine type, the nodes have that
-// machine type. The error is a *NodesError. Source: xpk's system_characteristics.py,
-// revision 367c8382.
+// NodesOf returns the nodes of a slice. A node has one chip if the slice has one, otherwise
+// four. If the type names its machine type, the nodes have it. The error is a *NodesError.
+// Source: xpk's system_characteristics.py, revision 367c8382.
 func NodesOf(t Type) (Nodes, error) {
 	chips := 4
 	if t.Chips == 1 {

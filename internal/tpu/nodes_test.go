@@ -36,8 +36,7 @@ func TestNodesOfASlice(t *testing.T) {
 	}
 }
 
-// If a generation has nodes, a node pool can be a slice of each of its types, except for
-// one type.
+// If a generation has nodes, each of its types can be a node pool, with one exception.
 func TestEveryTypeOfAGenerationWithNodesHasNodes(t *testing.T) {
 	for _, ty := range tpu.Types() {
 		nodes, err := tpu.NodesOf(ty)

@@ -9,9 +9,9 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Pattern names some of the workers of a run. It is "all", or one or more terms
-// separated by commas: s0w3, s0w*, s*w0, s[0-1]w[0-3,5]. Every text that Fold returns
-// for workers is a pattern. The zero Pattern names no worker.
+// A Pattern names some of the workers of a run. It is "all", or one or more terms separated
+// by commas: s0w3, s0w*, s*w0, s[0-1]w[0-3,5]. Every text that Fold returns is a pattern.
+// The zero Pattern names no worker.
 type Pattern struct {
 	text  string
 	terms []term
@@ -41,9 +41,9 @@ func (n Numbers) has(i int) bool {
 
 // A PatternError says what is wrong with a pattern.
 type PatternError struct {
-	Text    string // the part of the pattern that is wrong
+	Text    string // the wrong part of the pattern
 	Problem string
-	Likely  string // what the user probably meant; "" if that is not clear
+	Likely  string // what the user probably meant, or ""
 
 	hint string
 }
@@ -76,8 +76,8 @@ func ParsePattern(text string) (Pattern, error) {
 	return p, nil
 }
 
-// likely returns the worker of slice 0 that a word without a slice means. Such words are w0
-// or 0. It returns "" if the word means no worker.
+// likely returns the worker of slice 0 that a word without a slice means, such as w0 or 0,
+// or "".
 func likely(word string) string {
 	word = strings.TrimSpace(word)
 	for _, whole := range []string{"s0" + word, "s0w" + word} {
@@ -88,7 +88,7 @@ func likely(word string) string {
 	return ""
 }
 
-// splitTerms splits text at the commas that are not in brackets.
+// splitTerms splits text at the commas outside of brackets.
 func splitTerms(text string) []string {
 	var words []string
 	depth, begin := 0, 0
@@ -150,7 +150,7 @@ func parseNumbers(text string) (Numbers, bool) {
 	return n, true
 }
 
-// String returns the pattern as the user has written it.
+// String returns the pattern as the user wrote it.
 func (p Pattern) String() string { return p.text }
 
 // IsZero reports whether the pattern names no worker.
@@ -163,9 +163,9 @@ func (p Pattern) All() bool {
 
 func (t term) has(id WorkerID) bool { return t.slices.has(id.Slice) && t.workers.has(id.Worker) }
 
-// Pick returns those workers in all that the pattern names, in the order of all. If a term
-// names none of them, the error is a *PatternError. A typing mistake must not make a
-// command act on fewer or more workers than the user meant.
+// Pick returns the workers in all that the pattern names, in the order of all. If a term
+// names none, the error is a *PatternError: a typing mistake must not make a command act on
+// fewer or more workers than the user meant.
 func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	for _, t := range p.terms {
 		if !slices.ContainsFunc(all, t.has) {
@@ -177,8 +177,8 @@ func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	}), nil
 }
 
-// Choose returns those workers in all that only names, without those that except names. If
-// only is zero, it names all of them. If no worker is left, the error is a *PatternError.
+// Choose returns the workers in all that only names and except does not. A zero only names
+// all. If no worker is left, the error is a *PatternError.
 func Choose(all []WorkerID, only, except Pattern) ([]WorkerID, error) {
 	chosen := slices.Clone(all)
 	if !only.IsZero() {

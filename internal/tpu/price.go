@@ -8,21 +8,21 @@ import (
 
 // prices has one line for each generation and region: the family, the region, and two
 // prices in US dollars per chip and hour, on demand and spot. "-" means that the source has
-// no price. The file names the source of the numbers.
+// no price. The file names its source.
 //
 //go:embed prices.txt
 var prices string
 
 const (
-	// PriceDate is the day on which the numbers of HourlyPrice were read.
+	// PriceDate is the day on which the prices of HourlyPrice were read.
 	PriceDate = "2026-11-28"
 	// PriceSource names their source.
 	PriceSource = "list prices of SkyPilot's catalog, revision 006059e0, read " + PriceDate + "; spot prices change monthly"
 )
 
-// HourlyPrice returns the list price of one slice of an accelerator type in a zone. The
-// price is in US dollars per hour, before discounts. ok is false if the list has no price.
-// It has prices only for the tiers "on-demand" and "spot".
+// HourlyPrice returns the list price of one slice of an accelerator type in a zone, in US
+// dollars per hour, before discounts. ok is false if the list has none. It has prices only
+// for the tiers "on-demand" and "spot".
 func HourlyPrice(accelerator, zone, tier string) (usd float64, ok bool) {
 	column, ok := map[string]int{"on-demand": 2, "spot": 3}[tier]
 	if !ok {

@@ -35,7 +35,7 @@ func TestHourlyPrice(t *testing.T) {
 	}
 }
 
-// Users are shown the date of the list itself.
+// Users see the date in the list itself.
 func TestTheDateOfThePriceListIsThatInItsFile(t *testing.T) {
 	list, err := os.ReadFile("prices.txt")
 	if err != nil {

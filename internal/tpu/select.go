@@ -9,11 +9,11 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Selection is the set of slices that a run will use.
+// A Selection is the set of slices for a run.
 type Selection struct {
 	Slices   []Slice  // with Index 0..n-1, in the order of the numbers in their names
-	Problems []string // how this set differs from the one that the prefix means; empty: it does not
-	Unready  []Slice  // slices that the prefix names, but that were left out because they are not ready
+	Problems []string // how this set differs from the one that the prefix means; nil: it does not
+	Unready  []Slice  // slices of the prefix that were left out because they are not ready
 }
 
 // Workers returns all workers of the selection in order, process 0 first.
@@ -30,7 +30,7 @@ func (s Selection) Workers() []WorkerID {
 // A NoSlicesError says that no slice fits a prefix.
 type NoSlicesError struct {
 	Prefix  string
-	Present []string // names of the slices that exist
+	Present []string // names of the existing slices
 }
 
 func (e *NoSlicesError) Error() string {
@@ -40,8 +40,7 @@ func (e *NoSlicesError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *NoSlicesError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint names the slices that exist. If there are none, it names the command that makes
-// some.
+// Hint names the existing slices, or the command that makes some.
 func (e *NoSlicesError) Hint() string {
 	if len(e.Present) == 0 {
 		return "there are no slices in this project and zone; make some with: multihost slices create ID --node-count=2 --node-prefix=" + e.Prefix + " --tpu-type=TYPE"
@@ -68,22 +67,20 @@ func families(names []string) []string {
 	return all
 }
 
-// SelectNumbered chooses the slices that a prefix means among all slices of a zone. This is
-// the slice with exactly that name. Without one, it is the family prefix-0, prefix-1, …. It
-// compares names literally. A slice belongs to the family if it has the accelerator type of
-// the member with the lowest number. If one of these two was made by a queued resource for
-// several nodes, both must have the same queued resource. A slice that only shares the
-// prefix is foreign.
+// SelectNumbered chooses the slices that a prefix means among all slices of a zone: the
+// slice with exactly that name, or else the family prefix-0, prefix-1, …. It compares names
+// literally. A slice belongs to the family if it has the accelerator type of the member
+// with the lowest number. If a queued resource for several nodes made one of these two,
+// both must have the same queued resource. A slice that only shares the prefix is foreign.
 //
 // Problems lists missing numbers, foreign slices, different numbers of workers, and slices
-// that are not ready. Foreign slices are never in Slices. If partial is not set, Slices has
-// the whole family, so that it can be shown. If partial is set, SelectNumbered leaves out
-// slices that are not ready. It numbers the others from 0. If there are no slices, the
-// error is a *NoSlicesError.
+// that are not ready. Foreign slices are never in Slices. Without partial, Slices has the
+// whole family, for people to see. With partial, SelectNumbered leaves out slices that are
+// not ready, and numbers the others from 0. If there are no slices, the error is a
+// *NoSlicesError.
 //
-// If only is not nil, SelectNumbered chooses only the slices of the family whose names have
-// numbers in only. It numbers them from 0 and ignores the others. If no slice has one of
-// these numbers, the error is a *NumberError.
+// If only is not nil, SelectNumbered chooses only slices of the family whose names have
+// numbers in only, and numbers them from 0. If there are none, the error is a *NumberError.
 func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (Selection, error) {
 	var err error
 	if only != nil {
@@ -139,12 +136,12 @@ func (e *NumberError) Error() string {
 // Fault returns fault.Unavailable.
 func (e *NumberError) Fault() fault.Kind { return fault.Unavailable }
 
-// Hint names the slices that exist.
+// Hint names the existing slices.
 func (e *NumberError) Hint() string {
 	return "the numbers are those in the slices' names: " + strings.Join(e.Present, ", ")
 }
 
-// numbered returns the nodes whose name is prefix-N, where N is in only.
+// numbered returns the nodes called prefix-N with N in only.
 func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err error) {
 	var names []string
 	have := map[int]bool{}
@@ -175,8 +172,8 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 	return chosen, nil
 }
 
-// findFamily returns the slices that belong to a prefix. If whole is set, a missing number
-// counts as a problem.
+// findFamily returns the slices that belong to a prefix. With whole, a missing number is a
+// problem.
 func findFamily(nodes []Slice, prefix string, whole bool) (family []Slice, problems []string) {
 	type numbered struct {
 		Slice
@@ -226,8 +223,7 @@ func describeQR(s Slice) string {
 	return fmt.Sprintf("request %q", s.QueuedResource)
 }
 
-// Family returns the name of a slice without its number. All slices of a family have the
-// same family name.
+// Family returns the name of a slice without its number. All slices of a family share it.
 func Family(name string) string {
 	if base, _, ok := splitNumber(name); ok {
 		return base
@@ -235,8 +231,8 @@ func Family(name string) string {
 	return name
 }
 
-// splitNumber splits t-12 into t and 12. A number with a leading zero is not the number of
-// a slice: the API never makes one, and t-1 and t-01 must not count as the same slice.
+// splitNumber splits t-12 into t and 12. A slice's number has no leading zero: the API
+// never makes one, and t-1 and t-01 must not count as the same slice.
 func splitNumber(name string) (base string, n int, ok bool) {
 	i := strings.LastIndexByte(name, '-')
 	if i <= 0 {
@@ -249,8 +245,7 @@ func splitNumber(name string) (base string, n int, ok bool) {
 	return name[:i], n, true
 }
 
-// CompareNames orders slices by name. If names end in numbers, it compares these as
-// numbers.
+// CompareNames orders slices by name, and by number if the names end in numbers.
 func CompareNames(a, b Slice) int {
 	baseA, numA, okA := splitNumber(a.Name)
 	baseB, numB, okB := splitNumber(b.Name)

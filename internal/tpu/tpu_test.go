@@ -130,7 +130,7 @@ func TestSelect(t *testing.T) {
 		prefix       string
 		want         []string
 		problems     []string
-		partial      []string // names if partial is set; nil: the same as want
+		partial      []string // names with partial; nil: the same as want
 		wantNoSlices bool
 	}{
 		{story: "an exact name wins over a family", prefix: "t-0",
@@ -251,7 +251,7 @@ func TestSelectByTheNumbersInTheNames(t *testing.T) {
 	}
 }
 
-// If a generation is added, it must have everything that the packages need of it.
+// A new generation must have everything that the packages need.
 func TestEveryGenerationIsKnownEverywhere(t *testing.T) {
 	typed := map[string]bool{}
 	for _, typ := range tpu.Types() {

@@ -12,30 +12,31 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Generation describes one generation of hardware. Its facts hold for all its accelerator
-// types. Sources: the Cloud TPU documentation and MaxText (NUMA rule: PREFLIGHT.md).
+// A Generation describes one generation of hardware, with facts that hold for all its
+// accelerator types. Sources: the Cloud TPU documentation and MaxText (NUMA rule:
+// PREFLIGHT.md).
 type Generation struct {
 	Name           string // "v5e"
 	Family         string // first part of the names of its accelerator types: "v5litepod"
 	CountsCores    bool   // the number in the type counts TensorCores, two per chip; otherwise it counts chips
 	MultiSlice     bool   // several slices can form one run over the data-center network
-	NUMA           bool   // MaxText recommends to bind the trainer to NUMA node 0
+	NUMA           bool   // MaxText recommends binding the trainer to NUMA node 0
 	CloudAPI       bool   // the Cloud TPU API and its queued resources have it
 	VFIO           bool   // devices are /dev/vfio/N, otherwise /dev/accelN
 	SparseCore     bool   // XLA can give a part of the work to its SparseCores
-	RuntimeVersion string // default runtime version, or empty
+	RuntimeVersion string // default runtime version, or ""
 	ChipType       string // its name in the API's acceleratorConfig: "V5LITE_POD"
-	Quota          string // the start of the ids of its quotas in the TPU API, or empty
-	ImageFamily    string // image family for the boot disks of its VMs on Compute Engine, or empty
-	DiskType       string // type of these disks; empty: Compute Engine chooses
-	GKEAccelerator string // value of the node label cloud.google.com/gke-tpu-accelerator; empty: GKE has no nodes of this generation
-	ComputeQuota   string // its name in quotas of Compute Engine: "CT6E"; empty: not known
-	// PeakTFLOPS is the dense bf16 peak of one chip. MFU is relative to it. JAX's own table
-	// has 140 for v3, 920 for v6e and 2310 for tpu7x. MaxText's MFU figures are relative to
-	// the values here.
+	Quota          string // the beginning of the ids of its quotas in the TPU API, or ""
+	ImageFamily    string // image family for the boot disks of its VMs on Compute Engine, or ""
+	DiskType       string // type of these disks; "": Compute Engine chooses
+	GKEAccelerator string // value of the node label cloud.google.com/gke-tpu-accelerator; "": GKE has no nodes of this generation
+	ComputeQuota   string // its name in quotas of Compute Engine: "CT6E"; "": unknown
+	// PeakTFLOPS is the dense bf16 peak of one chip, to which MFU is relative. JAX's own
+	// table has 140 for v3, 920 for v6e and 2310 for tpu7x. MaxText's MFU figures are
+	// relative to the values here.
 	PeakTFLOPS float64
 	PeakSource string
-	Devices    int // how many devices JAX has on one chip: 1, or one for each core
+	Devices    int // JAX's devices on one chip: 1, or one for each core
 }
 
 const (
@@ -45,8 +46,8 @@ const (
 	computeImage = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 )
 
-// Generations returns all generations. The oldest comes first. To add a generation, add it
-// here, its accelerator types to types.txt, its machine types to Machines and its prices to
+// Generations returns all generations, oldest first. To add a generation, add it here, its
+// accelerator types to types.txt, its machine types to Machines and its prices to
 // prices.txt. The tests of the packages that use them name what is missing.
 func Generations() []Generation {
 	return []Generation{
@@ -81,7 +82,7 @@ func Generations() []Generation {
 	}
 }
 
-// GenerationOf returns the generation with a name. It returns false if there is none.
+// GenerationOf returns the generation of that name, or false.
 func GenerationOf(name string) (Generation, bool) {
 	for _, g := range Generations() {
 		if g.Name == name {
@@ -91,14 +92,14 @@ func GenerationOf(name string) (Generation, bool) {
 	return Generation{}, false
 }
 
-// A Type is an accelerator type. It says how large one slice is.
+// A Type is an accelerator type: how large one slice is.
 type Type struct {
 	Name       string // the API's name: "v5litepod-16"; "ct6e-standard-4t:2x4" if Machine is set
 	Generation Generation
 	Chips      int
 	Workers    int // VMs of one slice
 	Topology   string
-	Machine    string // machine type of Compute Engine, if the type has one in its name
+	Machine    string // machine type of Compute Engine, if the name of the type has one
 }
 
 // ChipsPerWorker returns the number of chips that one worker sees.
@@ -127,7 +128,7 @@ var typeTable string
 // A TypeError says that a text is not an accelerator type.
 type TypeError struct {
 	Text    string
-	Suggest []string // the most similar types, the best first
+	Suggest []string // the most similar types, best first
 }
 
 func (e *TypeError) Error() string {
@@ -145,9 +146,8 @@ func (e *TypeError) Hint() string {
 	return "did you mean " + strings.Join(e.Suggest, " or ") + "?"
 }
 
-// ParseType parses an accelerator type in any case. It also accepts the names v5e-N that
-// MaxText uses for v5litepod-N, and MACHINE:TOPOLOGY as TypeOf writes it. The error is a
-// *TypeError.
+// ParseType parses an accelerator type in any case. It also accepts MaxText's names v5e-N
+// for v5litepod-N, and MACHINE:TOPOLOGY as TypeOf writes it. The error is a *TypeError.
 func ParseType(text string) (Type, error) {
 	name := strings.ToLower(strings.TrimSpace(text))
 	if machine, topology, ok := strings.Cut(name, ":"); ok {
@@ -190,8 +190,8 @@ func makeType(g Generation, e size) Type {
 	if g.CountsCores {
 		t.Chips = e.n / 2
 	}
-	// A VM has four chips, with two exceptions. In the generations that count chips, a
-	// slice of up to eight chips is one VM. A tpu7x slice of a single chip is one VM, too.
+	// A VM has four chips, with two exceptions: in generations that count chips, a slice of
+	// up to eight chips is one VM, and so is a tpu7x slice of a single chip.
 	t.Workers = max(1, t.Chips/4)
 	if !g.CountsCores && t.Chips <= 8 {
 		t.Workers = 1
@@ -204,8 +204,7 @@ type size struct {
 	topology string
 }
 
-// sizes returns the sizes of a family, in the order of the table. It returns nil if the
-// family has none.
+// sizes returns the sizes of a family, in the order of the table, or nil.
 func sizes(family string) []size { return sizeTable()[family] }
 
 var sizeTable = sync.OnceValue(func() map[string][]size {
@@ -229,9 +228,8 @@ var sizeTable = sync.OnceValue(func() map[string][]size {
 	return table
 })
 
-// nearest returns up to two types for a type that is misspelt. If the family is right,
-// these are the sizes below and above the requested one. Otherwise it is the type with the
-// most similar spelling.
+// nearest returns up to two types for a misspelt one: with a right family, the sizes below
+// and above the requested one, otherwise the type with the most similar spelling.
 func nearest(name string) []string {
 	name = canonical(name)
 	family, rest, _ := strings.Cut(name, "-")
@@ -264,10 +262,10 @@ func nearest(name string) []string {
 	return []string{best}
 }
 
-// Suggest returns the candidate that is most similar to word. It returns "" if none is
-// similar enough. Different names of one hardware generation count as the same word: v5e-16
-// is v5litepod-16, and trillium-16 is v6e-16. If candidates are equally similar, it returns
-// the one whose spelling is closer to word.
+// Suggest returns the candidate most similar to word, or "" if none is similar enough.
+// Different names of one generation count as the same word: v5e-16 is v5litepod-16, and
+// trillium-16 is v6e-16. Of equally similar candidates, it returns the one whose spelling
+// is closer to word.
 func Suggest(word string, candidates []string) string {
 	best, score, spelled := "", max(2, len(word)/3)+1, 0
 	for _, c := range slices.Sorted(slices.Values(candidates)) {
@@ -280,17 +278,17 @@ func Suggest(word string, candidates []string) string {
 	return best
 }
 
-// aliases maps the names that people use for generations to the families of the types. If
-// one name begins with another, the longer name comes first.
+// aliases maps people's names for generations to the families of the types. If one name
+// begins with another, the longer one comes first.
 var aliases = [][2]string{
 	{"v5litepod", "v5litepod"}, {"v5lite", "v5litepod"}, {"v5e", "v5litepod"},
 	{"trillium", "v6e"}, {"v6e", "v6e"}, {"ironwood", "tpu7x"}, {"tpu7x", "tpu7x"}, {"tpu7", "tpu7x"},
 	{"v7x", "tpu7x"}, {"v7", "tpu7x"}, {"v5p", "v5p"},
 }
 
-// canonical replaces the generation at the start of word by the API's name. It adds the
-// dash that people forget after the generation, as in v5e16. It drops "tpu-" at the start,
-// as in tpu-v5e-16.
+// canonical replaces the generation at the beginning of word by the API's name. It adds the
+// dash that people forget after it, as in v5e16, and drops "tpu-" before it, as in
+// tpu-v5e-16.
 func canonical(word string) string {
 	word = strings.TrimPrefix(strings.ToLower(word), "tpu-")
 	for _, a := range aliases {

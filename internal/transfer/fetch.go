@@ -30,12 +30,12 @@ var getScript = remote.NewProgram("get", remote.Prelude(), getText)
 
 // Place is where files go on this machine.
 type Place struct {
-	Dir  string // the directory; it is made if it is missing
-	Name string // new name, if there is only one file; "" keeps the names
+	Dir  string // the directory; made if it is missing
+	Name string // new name for a single file; "" keeps the names
 }
 
-// PlaceFor returns the place that dest means. dest is a directory if it ends with a slash,
-// if it is already one, or if into is true.
+// PlaceFor returns the place that dest means: a directory if dest ends with a slash, is a
+// directory, or into is true.
 func PlaceFor(dest string, into bool) Place {
 	if info, err := os.Stat(dest); into || strings.HasSuffix(dest, "/") || err == nil && info.IsDir() {
 		return Place{Dir: filepath.Clean(dest)}
@@ -49,17 +49,17 @@ type Fetched struct {
 	Bytes   int64    // bytes of contents
 	LeftOut []string // names that are not a file, directory or link
 	Changed bool     // somebody wrote to a file while the worker read it
-	// Placed has the paths of new files and directories on this machine. It does not have
-	// what is in new directories. Replaced has the paths of files that existed on this
-	// machine before. Made is the outermost directory that was made for the files, or "".
-	// All of them are correct even if Fetch failed.
+	// Placed has the paths of new files and directories on this machine, without what is in
+	// new directories. Replaced has the paths of files that existed here before. Made is
+	// the outermost directory made for the files, or "". All are right even if Fetch
+	// failed.
 	Placed, Replaced []string
 	Made             string
 }
 
-// Progress shows how a Fetch proceeds. Each function may be nil.
+// Progress shows the progress of a Fetch. Each function may be nil.
 type Progress struct {
-	Size  func(n int64) // an estimate of the bytes that will come
+	Size  func(n int64) // an estimate of the bytes to come
 	Moved func(n int64) // number of bytes of contents that have just come
 }
 
@@ -79,9 +79,9 @@ func Asked(paths []string) error {
 }
 
 // Fetch copies files of a worker to a place on this machine. Each path is relative to the
-// home directory, is absolute, or begins with "~/". It may be a pattern. If Fetch fails, it
-// has changed nothing on this machine, except if it fails at the very end. Then each file
-// is either the old or the new one.
+// home directory, is absolute, or begins with "~/". It may be a pattern. A Fetch that fails
+// has changed nothing on this machine, unless it fails at the very end: then each file is
+// either the old or the new one.
 func Fetch(ctx context.Context, r remote.Runner, paths []string, to Place, progress Progress) (Fetched, error) {
 	if err := Asked(paths); err != nil {
 		return Fetched{}, err
@@ -103,8 +103,8 @@ func Fetch(ctx context.Context, r remote.Runner, paths []string, to Place, progr
 	return st.got, nil
 }
 
-// receive makes the worker send the files. It compares the digest of everything that has
-// come. changed reports that a file changed while the worker read it.
+// receive makes the worker send the files, and compares the digest of all that has come.
+// changed reports that a file changed while the worker read it.
 func (st *stage) receive(ctx context.Context, r remote.Runner, paths []string, progress Progress) (changed bool, err error) {
 	nonce := remote.NewNonce()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -174,15 +174,14 @@ func (st *stage) receive(ctx context.Context, r remote.Runner, paths []string, p
 
 var errStopped = errors.New("what comes cannot be taken")
 
-// complaints returns the lines that are not part of the answer. It leaves out harmless
-// remarks of tar.
+// complaints returns the lines outside of the answer, without harmless remarks of tar.
 func complaints(errs *remote.Answer) []string {
 	return slices.DeleteFunc(errs.Noise(), func(line string) bool {
 		return line == "" || strings.HasSuffix(line, ": socket ignored") || strings.Contains(line, "Removing leading")
 	})
 }
 
-// An archived writer passes the bytes of an archive on and computes their digest.
+// An archived writer passes on the bytes of an archive and computes their digest.
 type archived struct {
 	w       io.Writer
 	sum     hash.Hash
@@ -197,13 +196,12 @@ func (a *archived) Write(p []byte) (int, error) {
 }
 
 // A stage is a directory for the files until all have come. All work happens below root,
-// which is the nearest directory that existed before. So no name and no link can lead out
-// of it.
+// the nearest directory that existed before. So no name and no link can lead out of it.
 type stage struct {
 	root     *os.Root
 	dir      string // path of the stage in root
 	to       string // path of the place in root
-	name     string // new name, if there is only one file; otherwise ""
+	name     string // new name for a single file, or ""
 	wanted   []string
 	progress moved
 
@@ -245,7 +243,7 @@ func openStage(to Place) (*stage, error) {
 	return &stage{root: root, dir: filepath.Base(dir), to: rel, name: to.Name, joined: make(map[string]bool), known: make(map[string]bool)}, nil
 }
 
-// close removes what has not been put into its place.
+// close removes what has not come to its place.
 func (st *stage) close() {
 	_ = st.root.RemoveAll(st.dir)
 	_ = st.root.Close()
@@ -260,7 +258,7 @@ func (st *stage) unpack(ctx context.Context, r io.Reader) error {
 			return context.Cause(ctx)
 		}
 		if errors.Is(err, io.EOF) {
-			_, err := io.Copy(io.Discard, r) // read the padding of the last block
+			_, err := io.Copy(io.Discard, r) // the padding of the last block
 			return err
 		}
 		if err != nil {
@@ -310,7 +308,7 @@ func (st *stage) take(h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// within makes the directories above a file. None of these may be a link.
+// within makes the directories above a file, none of which may be a link.
 func (st *stage) within(at string) error {
 	dir := filepath.Dir(at)
 	if err := st.root.MkdirAll(dir, 0o700); err != nil {
@@ -399,7 +397,7 @@ func (st *stage) missing() string {
 	}
 }
 
-// placed records that a name is new. It does not do so for a name in a new directory.
+// placed records that a name is new, unless it is in a new directory.
 func (st *stage) placed(name string) {
 	at := filepath.Join(st.root.Name(), name)
 	if n := len(st.got.Placed); n > 0 && strings.HasPrefix(at, st.got.Placed[0]+string(filepath.Separator)) {
@@ -408,13 +406,13 @@ func (st *stage) placed(name string) {
 	st.got.Placed = append(st.got.Placed, at)
 }
 
-// place moves from, a name in the stage, to its place. If the place has a directory of that
-// name, it merges the two. Anything else replaces what is there, at once.
+// place moves from, a name in the stage, to its place. It merges a directory with one that
+// is there. Anything else replaces what is there, at once.
 func (st *stage) place(from, to string) error {
 	at := filepath.Join(st.dir, from)
 	info, err := st.root.Lstat(at)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it was left out
+		return nil // left out
 	}
 	if err != nil {
 		return err
@@ -452,7 +450,7 @@ func (st *stage) place(from, to string) error {
 	return st.root.Rename(at, to)
 }
 
-// finish sets the modes and times of the new directories. It begins with the inner ones.
+// finish sets the modes and times of the new directories, inner ones first.
 func (st *stage) finish() error {
 	for _, h := range slices.Backward(st.dirs) {
 		if st.joined[h.Name] {

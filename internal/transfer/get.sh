@@ -1,7 +1,7 @@
 #!/bin/bash
-# get: PATH... Sends files. After the line "stream BYTES", stdout is a tar archive of the
-# files. BYTES is an estimate. Then stderr has the messages of tar, if there are any. After
-# them come the status of tar and the digest of the archive.
+# get: PATH... Sends files. After the line "stream BYTES", where BYTES is an estimate,
+# stdout is a tar archive of the files. stderr then has the messages of tar, if any, the
+# status of tar, and the digest of the archive.
 set -u -o pipefail
 
 main() {

@@ -1,10 +1,9 @@
 #!/bin/bash
-# put: DEST MANY. Takes files as a tar archive on stdin, in pieces. A piece is a line with a
-# number of bytes, and then these bytes. The last piece has 0 bytes. The script prints the
-# digest of what has arrived. When the line "put" follows, it puts the files into place.
-# Until then the files are in a directory of their own, beside that place. The script
-# removes that directory when stdin ends, and also when the script ends for any other
-# reason.
+# put: DEST MANY. Takes files as a tar archive on stdin, in pieces: a line with a number of
+# bytes, and these bytes. The last piece has 0 bytes. Prints the digest of what has arrived.
+# If the line "put" follows, puts the files into place. Until then they are in a directory
+# beside that place, which the script removes when stdin ends, and when the script ends for
+# any other reason.
 #
 # MANY=1: DEST is a directory, even if it does not exist yet.
 set -u -o pipefail
@@ -51,7 +50,7 @@ main() {
   say put
 }
 
-# pieces: prints the archive. It fails unless the archive is whole.
+# pieces: prints the archive. Fails unless the archive is whole.
 pieces() {
   local n
   while IFS= read -r n && [[ $n =~ ^[0-9]{1,9}$ ]]; do
@@ -71,8 +70,7 @@ digest() {
   } | sha256sum
 }
 
-# put_all: moves everything to its place. If dry is 1, it only checks whether that is
-# possible.
+# put_all: moves everything to its place. If dry is 1, only checks whether that is possible.
 put_all() {
   local entry name
   if ((dry)); then
@@ -85,8 +83,8 @@ put_all() {
   done
 }
 
-# place FROM TO: if TO is a directory, merges FROM into it. Anything else replaces what is
-# there, at once. If dry is 1, only checks.
+# place FROM TO: merges FROM into a directory TO. Anything else replaces what is there, at
+# once. If dry is 1, only checks.
 place() {
   local entry
   if [[ -d $1 && ! -L $1 && -d $2 ]]; then
@@ -113,8 +111,8 @@ place() {
   fi
 }
 
-# chmod_move FROM TO: moves a directory. A directory cannot get another parent directory if
-# it lacks the right to write. So chmod_move gives it that right during the move.
+# chmod_move FROM TO: moves a directory. During the move, it gives the directory the right
+# to write, without which it cannot get another parent.
 chmod_move() {
   local mode
   mode=$(stat -c %a -- "$1") && chmod u+w -- "$1" && mv -fT -- "$1" "$2" && chmod "$mode" -- "$2"

@@ -27,8 +27,7 @@ var putText string
 
 var putScript = remote.NewProgram("put", remote.Prelude(), putText)
 
-// A Parcel is a set of files on this machine that are to be sent. It is safe for concurrent
-// use.
+// A Parcel is a set of files of this machine to send. It is safe for concurrent use.
 type Parcel struct {
 	Names   []string // names under which they arrive
 	Size    int64    // bytes of contents
@@ -47,7 +46,7 @@ type item struct {
 	link string
 }
 
-// Pack reads the files and directories to send. If a file changes after that, Send fails.
+// Pack reads the files and directories to send. If a file changes later, Send fails.
 func Pack(ctx context.Context, sources []string) (*Parcel, error) {
 	p := &Parcel{}
 	for _, source := range sources {
@@ -114,7 +113,7 @@ func (p *Parcel) add(root, name string) error {
 	})
 }
 
-// hash computes the digest that the worker will answer, see put.sh.
+// hash computes the digest that the worker must answer, see put.sh.
 func (p *Parcel) hash(ctx context.Context) error {
 	kinds := make([]string, len(p.items))
 	sums := make([]string, len(p.items))
@@ -165,12 +164,12 @@ func sumOf(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// A Sent is a parcel that has arrived on a worker but is not yet in its place. The caller
-// must call exactly one of Put and Drop.
+// A Sent is a parcel that has arrived on a worker but not at its place. The caller must
+// call either Put or Drop, once.
 type Sent struct {
 	orders *io.PipeWriter
 	over   chan struct{}
-	err    error // read only after over is closed
+	err    error // read it only after over is closed
 	done   bool  // the worker has reported that the files are in place
 }
 
@@ -180,8 +179,8 @@ type Sent struct {
 // several names. Otherwise the only file gets the name dest. Send calls progress with the
 // number of bytes of contents that it has just sent.
 //
-// When ctx ends, Send ends, too. What Send has returned does not depend on ctx. The caller
-// must call Put or Drop on the result. The error may be a *WorkerError.
+// Send ends with ctx, but its result does not depend on ctx: the caller must call Put or
+// Drop. The error may be a *WorkerError.
 func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bool, progress func(n int64)) (*Sent, error) {
 	many := "0"
 	if into || len(p.Names) != 1 {
@@ -191,7 +190,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 	unwatch := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	in, orders := io.Pipe()
 	s := &Sent{orders: orders, over: make(chan struct{})}
-	words := make(chan string, 8) // enough for every answer of our script
+	words := make(chan string, 8) // enough for all answers of our script
 	answer := &remote.Answer{Nonce: remote.NewNonce(), Next: func(r remote.Record) bool {
 		select {
 		case words <- r.Word + " " + r.Rest:
@@ -235,7 +234,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 	return s, nil
 }
 
-// stream writes the archive. It compares the digest of what has arrived.
+// stream writes the archive, and compares the digest of what has arrived.
 func (p *Parcel) stream(ctx context.Context, s *Sent, words <-chan string, progress moved) error {
 	if word, err := s.word(ctx, words); err != nil || word != "ready " {
 		return cmpOr(err, &WorkerError{"answer not understood: " + remote.Clean(word, 500)})
@@ -343,19 +342,18 @@ func (s *Sent) Put() error {
 	return s.err
 }
 
-// Drop removes what has arrived. It waits until that is done, unless the connection is
-// lost.
+// Drop removes what has arrived. It waits until that is done, or the connection is lost.
 func (s *Sent) Drop() {
 	s.orders.Close()
 	<-s.over
 }
 
-// pieces writes an archive in pieces, because the length of the archive is not known.
-// Before each piece it writes a line with the piece's length.
+// pieces writes an archive in pieces, because the length of the archive is unknown. A line
+// with its length comes before each piece.
 type pieces struct {
 	w    io.Writer
 	buf  []byte
-	lent *[]byte // the buffer from the pool that buf uses; nil before the first byte
+	lent *[]byte // buf's buffer from the pool; nil before the first byte
 }
 
 const pieceSize = 1 << 20

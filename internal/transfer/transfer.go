@@ -3,12 +3,12 @@
 //
 // It makes these promises, in both directions:
 //
-//   - Nothing is put into its place before everything has arrived whole and the digest was
-//     compared. Until then it is in a directory of its own, beside its place and on the
-//     same file system. If anything goes wrong, that directory is removed. On a worker this
-//     happens even if the connection is lost or this program dies.
-//   - If a file existed before, a rename replaces it at once. If a directory existed
-//     before, the new one is merged into it.
+//   - Nothing gets to its place before everything has arrived whole and the digest was
+//     compared. Until then it is in a directory beside its place, on the same file system.
+//     If anything goes wrong, that directory is removed, on a worker even if the connection
+//     is lost or this program dies.
+//   - A rename replaces an existing file at once. A new directory is merged into an
+//     existing one.
 //   - Modes, times of modification, symbolic links, empty directories and names of any
 //     bytes are kept. Owners and set-user-id bits are not. Anything that is not a file,
 //     directory or link is left out and reported.
@@ -18,12 +18,12 @@
 //
 // # Decisions
 //
-//   - Files are sent as tar and not by SFTP. Workers of GKE and of the simulator have no
-//     SFTP server. tar transfers links and empty directories. One digest at the end covers
+//   - Files travel as tar and not by SFTP: workers of GKE and of the simulator have no SFTP
+//     server, tar transfers links and empty directories, and one digest at the end covers
 //     everything.
-//   - Unlike in a sync, workers do not pass files on to each other. A transfer to workers
-//     ends with a barrier: what has arrived waits beside its place while the connection
-//     lasts. Files from workers are unpacked below an os.Root.
+//   - Unlike in a sync, workers do not pass files on to each other, because a transfer to
+//     workers ends with a barrier: what has arrived waits beside its place while the
+//     connection lasts. Files from workers are unpacked below an os.Root.
 package transfer
 
 import (
@@ -42,8 +42,8 @@ func (e *WorkerError) Error() string { return e.Text }
 // Fault returns fault.Unavailable.
 func (e *WorkerError) Fault() fault.Kind { return fault.Unavailable }
 
-// trouble returns why the worker failed. This is the worker's own report on one of its
-// outputs. Without a report, it is the last line that was not part of the answer.
+// trouble returns why the worker failed: its own report on one of its outputs, or else the
+// last line outside of the answer.
 func trouble(errs, out *remote.Answer) error {
 	for _, from := range []*remote.Answer{out, errs} {
 		if failed := from.Failure(); failed != "" {
@@ -58,7 +58,7 @@ func trouble(errs, out *remote.Answer) error {
 	return &WorkerError{"no answer"}
 }
 
-// moved is called with the number of bytes that were just copied. It may be nil.
+// moved is called with the number of bytes just copied. It may be nil.
 type moved func(n int64)
 
 func (m moved) add(n int) {

@@ -65,7 +65,7 @@ func (l local) Run(ctx context.Context, cmd remote.Cmd) (remote.Status, error) {
 	return remote.Status{}, nil
 }
 
-// odd returns a tree that has one of everything that a transfer keeps.
+// odd returns a tree with one of everything that a transfer keeps.
 func odd(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tree")
@@ -218,7 +218,7 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	if read(filepath.Join(here, "d/x")) != "newer" || read(filepath.Join(here, "d/mine")) != "mine" || read(filepath.Join(here, "d/sub/kept")) != "old" {
 		t.Errorf("got %q", listing(t, here))
 	}
-	// A file cannot replace a directory, and a directory cannot replace a file.
+	// A file cannot replace a directory, and a directory no file.
 	write(filepath.Join(l.home, "f"), "file")
 	if err := send(t.Context(), l, []string{filepath.Join(here, "d")}, "f", false); err == nil {
 		t.Error("a directory took the place of a file")
@@ -245,8 +245,7 @@ func TestDirectoriesJoinAndFilesReplace(t *testing.T) {
 	}
 }
 
-// A local link may lead elsewhere. A name from a worker cannot write to the target of the
-// link.
+// A local link may lead elsewhere. A name from a worker must not write to its target.
 func TestLinksHereAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	here, outside, l := t.TempDir(), t.TempDir(), local{t.TempDir()}
@@ -269,7 +268,7 @@ func TestWhatIsNotWholeIsNowhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// These parcels are dropped, cut in the middle, or changed meanwhile.
+	// Parcels are dropped, cut in the middle, or changed meanwhile.
 	s, err := p.Send(t.Context(), l, "there", false, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -299,10 +298,10 @@ func TestWhatIsNotWholeIsNowhere(t *testing.T) {
 	}
 }
 
-// A liar gives any answer it likes to a fetch.
+// A liar answers a fetch as it likes.
 type liar struct {
 	archive []byte
-	sum     string // "" means the right one
+	sum     string // "": the right one
 	status  string
 	endless bool
 }

@@ -14,15 +14,15 @@ import (
 // Workers selects the workers of a command such as exec, ssh or cp.
 type Workers struct {
 	Prefix  string      // name prefix of the slices
-	Slices  tpu.Numbers // only the slices with these numbers in their names
-	Partial bool        // if only some slices are ready, use these
+	Slices  tpu.Numbers // only slices with these numbers in their names
+	Partial bool        // use the slices that are ready, even if others are not
 	Only    tpu.Pattern
 	Except  tpu.Pattern
 }
 
-// Choose returns the workers that w selects. A run gives its slices new numbers. Choose
-// keeps the numbers of all slices. It includes the workers of unhealthy slices. If slices
-// are missing or not ready, that is an error only if all workers were asked for.
+// Choose returns the workers that w selects, those of unhealthy slices included. Unlike a
+// run, it keeps the numbers of all slices. Slices that are missing or not ready are an
+// error only if all workers were asked for.
 func (d *Reach) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		if sel, err = d.find(ctx, w.Prefix, w.Slices, false); err != nil {
@@ -54,8 +54,8 @@ func (d *Reach) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (
 	return sel, ids, err
 }
 
-// Call connects to the workers that w selects. failed holds the workers that could not be
-// reached. If none could be reached, Call returns an error. The caller closes t.
+// Call connects to the workers that w selects. failed holds those that could not be
+// reached. If none could, Call returns an error. The caller closes t.
 func (d *Reach) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	sel, ids, err := d.Choose(ctx, watch, w)
 	if err != nil {
@@ -64,7 +64,7 @@ func (d *Reach) Call(ctx context.Context, watch *stage.Stopwatch, w Workers) (t 
 	return d.ReachSome(ctx, watch, sel, ids)
 }
 
-// ReachSome connects to workers of sel. For the rest, it does what Call does.
+// ReachSome connects to workers of sel, and otherwise does what Call does.
 func (d *Reach) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, ids []tpu.WorkerID) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		only := func(id tpu.WorkerID) bool { return slices.Contains(ids, id) }
@@ -83,7 +83,7 @@ func (d *Reach) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.S
 	return t, failed, err
 }
 
-// Failures does what stage.WorkersError does, for the errors of some of the workers in ids.
+// Failures is stage.WorkersError for errors of some of the workers in ids.
 func Failures(during stage.Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
 	errs := make([]error, len(ids))
 	for i, id := range ids {

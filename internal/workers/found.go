@@ -16,19 +16,18 @@ import (
 
 // FoundRun is one run as the workers know it.
 type FoundRun struct {
-	Info     launch.Info // report of a worker that runs it, otherwise of one that is about to start it, otherwise of the first one
+	Info     launch.Info // report of a worker that runs it, else of one that is about to start it, else of the first one
 	Workers  []tpu.WorkerID
-	Followed bool           // a command follows the output of the run
-	Verdict  string         // how the run has ended on all workers; "" if no worker knows
+	Followed bool           // a command follows the output
+	Verdict  string         // how the run ended on all workers; "" if no worker knows
 	Stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
-	Well     int            // number of workers on which it has ended by itself with 0
+	Well     int            // number of workers on which it ended by itself with 0
 	Alive    int            // number of workers on which it is active
 	Seen     bool           // a user has seen how it ended and has its logs
-	Broken   int            // number of workers on which it was stopped, or on which nobody saw its end
+	Broken   int            // number of workers on which it was stopped, or nobody saw its end
 }
 
-// add adds what one more worker knows about the run. offset is the offset of the worker's
-// clock.
+// add adds what one more worker knows about the run. offset is that of the worker's clock.
 func (f *FoundRun) add(worker tpu.WorkerID, info launch.Info, offset time.Duration) {
 	f.Workers = append(f.Workers, worker)
 	f.Followed = f.Followed || info.Followers > 0
@@ -51,8 +50,8 @@ func (f *FoundRun) add(worker tpu.WorkerID, info launch.Info, offset time.Durati
 	}
 }
 
-// Ended returns how the run has ended. This is the verdict of its runner, otherwise the
-// exit on one worker.
+// Ended returns how the run ended: the verdict of its runner, or else the exit on one
+// worker.
 func (f FoundRun) Ended() string {
 	if f.Verdict != "" {
 		return "failed: " + f.Verdict
@@ -60,8 +59,8 @@ func (f FoundRun) Ended() string {
 	return f.Info.Exit.String()
 }
 
-// Stoppable returns an error for a run of another login. This login may not end the run's
-// processes. The worker would not even report whether they have ended.
+// Stoppable returns an error for a run of another login. This login may not end its
+// processes, and the worker would not even report whether they have ended.
 func (f FoundRun) Stoppable() error {
 	if f.Info.Mine {
 		return nil
@@ -78,8 +77,8 @@ func (f FoundRun) OfAnother(during stage.Stage, advice string) error {
 	return &stage.Error{Stage: during, Text: fmt.Sprintf("run %q of %s %s as login %q", f.Info.Run, f.Info.Owner, does, f.Info.Login), Advice: advice}
 }
 
-// Runs asks every worker which runs it knows. It skips workers that are away.
-// Different runs with the same name stay separate. The newest run comes first.
+// Runs asks every worker which runs it knows, and skips workers that are away. Different
+// runs of the same name stay separate. The newest run comes first.
 func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	list := launch.List
 	if t.readOnly {
@@ -110,7 +109,7 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.Conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
 			for _, side := range []int64{-1, 1} {
-				if !ok { // the times of the workers may be on both sides of a boundary
+				if !ok { // the workers' times may be on both sides of a boundary
 					beside := key
 					beside.minute += side
 					at, ok = index[beside]
@@ -133,8 +132,8 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	return found, errs
 }
 
-// rank orders the reports of the workers about one run. The report of the most active
-// worker ranks highest and represents the run.
+// rank orders the workers' reports about one run. The report of the most active worker
+// ranks highest and represents the run.
 func rank(info launch.Info) int {
 	switch {
 	case info.Phase == launch.Running:

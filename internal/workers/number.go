@@ -27,15 +27,15 @@ func (numberless) Hint() string {
 	return "switch guest attributes on: gcloud compute instances add-metadata VM --metadata=enable-guest-attributes=TRUE"
 }
 
-// Some VMs have not told which worker of their slice each of them is. number connects to
-// them and makes them tell it. It reports whether it has tried. If so, the provider may now
-// know more. It warns about VMs that still do not tell it.
+// number connects to VMs that have not told which worker of their slice they are, and makes
+// them tell it. It reports whether it has tried: the provider may then know more. It warns
+// about VMs that still do not tell it.
 func (d *Reach) number(ctx context.Context, all []tpu.Slice) bool {
 	by, ok := provision.As[provision.Numberer](d.Cloud)
 	if !ok || d.ReadOnly {
 		return false
 	}
-	var vms tpu.Selection // each VM is a slice of its own, because it has no number yet
+	var vms tpu.Selection // each VM is a slice here, because it has no number yet
 	var scripts []string
 	for _, s := range all {
 		for _, w := range s.Untold {

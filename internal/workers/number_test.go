@@ -38,8 +38,8 @@ func (*untoldCloud) Number(tpu.Slice) string {
 	return "test ! -e ~/mute && touch ~/told\n"
 }
 
-// Somebody else has made a slice. Its VMs are asked which worker each of them is. If one of
-// them does not tell it, the slice is not used.
+// The VMs of a slice that somebody else has made are asked which worker each of them is. If
+// one does not tell it, the slice is not used.
 func TestVMsTellWhichWorkerEachIs(t *testing.T) {
 	t.Parallel()
 	for _, mute := range []bool{false, true} {

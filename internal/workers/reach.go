@@ -1,6 +1,6 @@
 // Package workers turns a selection into open connections to workers. It asks workers which
-// runs they know. It says which workers are silent. If the same failure happened on many
-// workers, it folds them.
+// runs they know, and says which workers are silent. It folds failures that many workers
+// share.
 package workers
 
 import (
@@ -23,13 +23,13 @@ type Reach struct {
 	Access overssh.Access
 	Dialer remote.Dialer // reaches the workers
 
-	// Cluster is the cluster whose pods are the workers; nil: they are in no cluster.
-	// ClusterFlags name it for another command.
+	// Cluster is the cluster whose pods are the workers; nil: there is none. ClusterFlags
+	// name it for another command.
 	Cluster      *record.Cluster
 	ClusterFlags string
 
-	// ReadOnly forbids every change: Cloud refuses a change with a *gcp.ReadOnlyError, and
-	// connections to workers refuse it, too.
+	// ReadOnly forbids every change: Cloud refuses it with a *gcp.ReadOnlyError, and so do
+	// connections to workers.
 	ReadOnly bool
 }
 
@@ -37,7 +37,7 @@ type Reach struct {
 // reported in one line.
 const OutagePause = 300 * time.Millisecond
 
-// WarnLimit limits the search for leftovers that runs beside a command.
+// WarnLimit limits the search for leftovers beside a command.
 const WarnLimit = 10 * time.Second
 
 // OnHosts reports whether the slices come from a HostList.
@@ -46,8 +46,7 @@ func (d *Reach) OnHosts() bool {
 	return ok
 }
 
-// Hosts returns the hosts that replace slices, as a user types them. It returns "" if there
-// are slices.
+// Hosts returns the hosts that replace slices, as a user types them, or "".
 func (d *Reach) Hosts() string {
 	list, _ := provision.As[hosts.HostList](d.Cloud)
 	return list.String()
@@ -62,8 +61,8 @@ func (d *Reach) Flag(prefix string) string {
 	return strings.TrimSpace("--tpu-prefix=" + prefix + " " + d.ClusterFlags)
 }
 
-// RecordedCluster returns the cluster in which a run was started, from this machine's record
-// of the run. It returns nil for any other run, and if the run has no record.
+// RecordedCluster returns the cluster in which a run was started, from this machine's
+// record, or nil if there is no cluster or no record.
 func RecordedCluster(stateDir, run string) (*record.Cluster, error) {
 	rec, err := record.LoadRecord(stateDir, run)
 	if err != nil || rec == nil {
@@ -72,8 +71,8 @@ func RecordedCluster(stateDir, run string) (*record.Cluster, error) {
 	return rec.Cluster, nil
 }
 
-// RecordedHosts returns the hosts on which a run was started, from this machine's record of
-// the run. It returns nil if the run is on slices or has no record.
+// RecordedHosts returns the hosts on which a run was started, from this machine's record,
+// or nil if it is on slices or has no record.
 func RecordedHosts(stateDir, run string) (hosts.HostList, error) {
 	rec, err := record.LoadRecord(stateDir, run)
 	if err != nil || rec == nil || rec.Hosts == "" {

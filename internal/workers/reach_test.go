@@ -24,7 +24,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A cloud has fixed slices, and a queued resource that has three slices.
+// A cloud has fixed slices, and a queued resource with three slices.
 type cloud struct{ testkit.FixedSlices }
 
 func (*cloud) Get(_ context.Context, id string) (provision.Resource, error) {
@@ -43,7 +43,7 @@ func reach(sink event.Sink, dialer remote.Dialer, all ...tpu.Slice) *Reach {
 	}
 }
 
-// ready returns a slice that can be used, with this number of workers.
+// ready returns a usable slice with this number of workers.
 func ready(name string, workers int) tpu.Slice {
 	s := testkit.ReadySlice(name, workers)
 	s.Type, s.QueuedResource = "v4-16", "q"
@@ -123,7 +123,7 @@ func TestWhichWorkersAreMeant(t *testing.T) {
 	}
 }
 
-// local returns slice "t" with n workers. The workers are on this machine.
+// local returns slice "t" with n workers on this machine.
 func local(t *testing.T, n int) (tpu.Slice, []*localworker.Worker, remote.Dialer) {
 	t.Helper()
 	fleet := localworker.Fleet{}
@@ -131,7 +131,7 @@ func local(t *testing.T, n int) (tpu.Slice, []*localworker.Worker, remote.Dialer
 }
 
 // A caller that needs all workers gets an error if one is away. A caller that can work with
-// some of them gets those that are not away.
+// some gets the others.
 func TestWorkersThatAreAway(t *testing.T) {
 	t.Parallel()
 	s, on, dialer := local(t, 2)
@@ -221,7 +221,7 @@ func (g greeted) MeasureClock(ctx context.Context) (time.Duration, error) {
 
 func (g greeted) ClockOffset() time.Duration { return 0 }
 
-// dialed is a dialer that has reached the workers with some connections.
+// dialed is a dialer that has reached the workers with these connections.
 type dialed []remote.Conn
 
 func (d dialed) Dial(context.Context, remote.Request) (*remote.Dialed, error) {
@@ -251,8 +251,8 @@ func (a *answer) Emit(e event.Event) {
 	a.Recorder.Emit(e)
 }
 
-// A worker counts as connected once its login has answered. A worker that was not reached
-// never counts.
+// A worker counts as connected once its login has answered, and never if it was not
+// reached.
 func TestALoginThatHangsIsNotConnected(t *testing.T) {
 	t.Parallel()
 	at := make(chan struct{})

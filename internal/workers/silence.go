@@ -23,13 +23,13 @@ func (s Silence) Fields() (who string, since *time.Time) {
 	return s.who, &s.since
 }
 
-// A worker must be silent for silenceFrom before that is shown. A connection that breaks
-// and is restored at once is not shown.
+// silenceFrom is how long a worker must be silent before that is shown. A connection that
+// breaks and is restored at once is not shown.
 const silenceFrom = 10 * time.Second
 
-// silenceOf folds the workers that are silent at now. heard has the time at which each
-// worker was last heard. A zero time means that the worker answers, or that the phase does
-// not wait for it. open is how many workers the phase still waits for.
+// silenceOf folds the workers that are silent at now. heard has when each worker was last
+// heard, or zero if it answers or the phase does not wait for it. open is how many workers
+// the phase still waits for.
 func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) Silence {
 	var silent []tpu.WorkerID
 	var last time.Time
@@ -49,8 +49,8 @@ func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) S
 	return s
 }
 
-// The phase waits for the workers for which waited is true. Silence returns which of them
-// are silent at now. If a worker was never reached, it has been silent since begin.
+// Silence returns which of the workers with waited(i) are silent at now: those are the
+// workers that a phase waits for. A worker that was never reached is silent since begin.
 func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silence {
 	heard, open := make([]time.Time, len(t.IDs)), 0
 	for i, conn := range t.Conns {
@@ -70,13 +70,13 @@ func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silen
 
 // A count counts the workers that have finished a phase. It is safe for concurrent use.
 type count struct {
-	mu   sync.Mutex // guards what follows
-	over []bool     // per worker
+	mu   sync.Mutex // guards the fields below
+	over []bool     // by worker
 	done int
 }
 
 // finish records that worker i has finished the phase. It calls show with the number of
-// workers that have. Meanwhile no other call of finish runs.
+// workers that have. No other finish runs meanwhile.
 func (c *count) finish(i int, show func(done int)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,14 +92,14 @@ func (c *count) waits(i int) bool {
 	return !c.over[i]
 }
 
-// HeardSink adds the names of silent workers to the progress of a phase. When these change,
-// it shows the progress again. It is safe for concurrent use.
+// HeardSink adds the names of silent workers to the progress of a phase, and shows it again
+// when they change. It is safe for concurrent use.
 type HeardSink struct {
 	event.Sink
-	Waits func(i int) bool // reports whether the phase still waits for worker i. It may take locks that are also held while Emit is called
+	Waits func(i int) bool // reports whether the phase still waits for worker i; may take locks that are also held during Emit
 
 	mu     sync.Mutex
-	last   event.Progress // the progress that was shown last; if it has no phase, none was shown
+	last   event.Progress // the progress shown last; without a phase: none
 	silent Silence
 }
 
@@ -116,7 +116,7 @@ func (s *HeardSink) Emit(e event.Event) {
 	s.show()
 }
 
-// If other workers are silent than before, hear shows that.
+// hear shows that other workers are silent than before, if so.
 func (s *HeardSink) hear(now Silence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,8 +134,7 @@ func (s *HeardSink) show() {
 	s.Sink.Emit(p)
 }
 
-// Listen makes s check every second which workers are silent. At the end, the caller calls
-// over.
+// Listen makes s check every second which workers are silent, until the caller calls over.
 func (t *Connected) Listen(s *HeardSink) (over func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	begin := gcp.SystemClock.Now()
@@ -145,7 +144,7 @@ func (t *Connected) Listen(s *HeardSink) (over func()) {
 			select {
 			case <-stop:
 				return
-			case <-gcp.SystemClock.After(time.Second): // the times at which something came over connections are from this clock, too
+			case <-gcp.SystemClock.After(time.Second): // connections use this clock for the times at which something came, too
 				s.hear(t.Silence(s.Waits, begin, gcp.SystemClock.Now()))
 			}
 		}

@@ -69,10 +69,10 @@ func TestEveryPhaseSaysWhoIsSilent(t *testing.T) {
 			w.Copied(7)
 			heard, finish = w.Heard, w.Done
 		case "sync":
-			heard.hear(Silence{"s0w1", at}) // before the first progress, there is no line that can show the silence
+			heard.hear(Silence{"s0w1", at}) // before the first progress, no line can show the silence
 			heard.Emit(event.Progress{Phase: phase, Total: 3, Bytes: 7, All: 9})
 		}
-		look := func(who string) { // as listen does
+		look := func(who string) { // as Listen does
 			now := Silence{}
 			if who != "" && heard.Waits(1) {
 				now = Silence{who, at}

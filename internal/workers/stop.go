@@ -34,16 +34,16 @@ func Describe(sel tpu.Selection) string {
 // barely delay it.
 func ReachIn(grace time.Duration) time.Duration { return grace + 5*time.Second }
 
-// StopAll stops a run on every worker. It proves that the run is gone. The error names the
+// StopAll stops a run on every worker and proves that it is gone. The error names the
 // workers on which it may still be running.
 //
-// It skips a worker for which gone returns true, because its slice no longer exists. gone
+// It skips workers for which gone returns true, because their slices no longer exist. gone
 // may be nil.
 func (t *Connected) StopAll(ctx context.Context, sink event.Sink, ref launch.Ref, grace time.Duration, reason string, gone func(i int) bool) error {
 	return t.StopWith(ctx, sink, ref, launch.StopOptions{Grace: grace, Reason: reason}, gone)
 }
 
-// StopWith does what StopAll does, with all options of a stop. It sets their field Reach.
+// StopWith is StopAll with all options of a stop. It sets their field Reach.
 func (t *Connected) StopWith(ctx context.Context, sink event.Sink, ref launch.Ref, o launch.StopOptions, gone func(i int) bool) error {
 	o.Reach = ReachIn(o.Grace)
 	errs := t.Each(ctx, sink, "stop", func(ctx context.Context, i int) error {
@@ -62,8 +62,8 @@ func (t *Connected) StopWith(ctx context.Context, sink event.Sink, ref launch.Re
 	return MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), ref.Run)
 }
 
-// If err has a *stage.Error, MayStillRun adds to it that the run may still be running, and
-// how to try again.
+// MayStillRun adds to a *stage.Error in err that the run may still be running, and how to
+// try again.
 func MayStillRun(err error, run string) error {
 	var e *stage.Error
 	if errors.As(err, &e) {

@@ -21,8 +21,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Connected holds the workers of a run, with an open connection to each. IDs[i] is reached
-// by Conns[i]. Index i is the process number.
+// Connected holds the workers of a run, with an open connection to each. Conns[i] reaches
+// IDs[i]. The index is the process number.
 type Connected struct {
 	Slices []tpu.Slice
 	IDs    []tpu.WorkerID
@@ -30,7 +30,7 @@ type Connected struct {
 	HangUp func() // closes Conns; nil: no worker is connected
 
 	// Away[i] says why worker IDs[i] could not be reached when the connections were made.
-	// Its connection is then opened when it is used. If Away is nil, all workers were
+	// Its connection is then opened at its first use. If Away is nil, all workers were
 	// reached.
 	Away []error
 
@@ -64,8 +64,8 @@ func (t *Connected) Slice(i int) tpu.Slice { return t.Slices[t.IDs[i].Slice] }
 // Address returns the worker's address inside the network.
 func (t *Connected) Address(i int) string { return t.Slice(i).Workers[t.IDs[i].Worker].Internal }
 
-// Targets returns the workers as targets of a sync. port is the port of workers that do not
-// name one.
+// Targets returns the workers as targets of a sync. port is for workers that do not name
+// one.
 func (t *Connected) Targets(port int) []codesync.Target {
 	all := make([]codesync.Target, len(t.IDs))
 	for i, id := range t.IDs {
@@ -82,7 +82,7 @@ func (t *Connected) Targets(port int) []codesync.Target {
 
 // Each calls f for all workers at the same time and waits for all of them. There is no
 // limit, because f on one worker may need all the others. It shows the progress of the
-// phase and the workers that are silent.
+// phase and the silent workers.
 func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.IDs))
 	progress := &count{over: make([]bool, len(t.IDs))}
@@ -103,8 +103,8 @@ func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f f
 	return errs
 }
 
-// Discover finds the slices with the prefix. If the set may be incomplete or wrong, it
-// returns an error, unless partial allows that.
+// Discover finds the slices with the prefix. It returns an error if the set may be
+// incomplete or wrong, unless partial allows that.
 func (d *Reach) Discover(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
 	sel, err := d.find(ctx, prefix, only, partial)
 	if err != nil || len(sel.Problems) == 0 {
@@ -124,7 +124,7 @@ func (d *Reach) Discover(ctx context.Context, prefix string, only tpu.Numbers, p
 	}
 }
 
-// find lists the slices with the prefix. It also lists what is wrong with them.
+// find lists the slices with the prefix, and what is wrong with them.
 func (d *Reach) find(ctx context.Context, prefix string, only tpu.Numbers, partial bool) (tpu.Selection, error) {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -142,7 +142,7 @@ func (d *Reach) find(ctx context.Context, prefix string, only tpu.Numbers, parti
 			return sel, err
 		}
 	}
-	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // this is a family, so check that the set is complete
+	if len(sel.Slices) > 0 && sel.Slices[0].Name != prefix && only == nil { // a family, so check that it is complete
 		if missing := d.missingFromQueue(ctx, sel); missing != "" {
 			sel.Problems = append(sel.Problems, missing)
 		}
@@ -150,8 +150,8 @@ func (d *Reach) find(ctx context.Context, prefix string, only tpu.Numbers, parti
 	return sel, nil
 }
 
-// missingFromQueue asks the queued resource how many slices there should be. If slices are
-// missing at the end of the family, their names do not show it.
+// missingFromQueue asks the queued resource how many slices there should be: the names do
+// not show it if slices are missing at the end of the family.
 func (d *Reach) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.OnHosts() {
 		return ""
@@ -163,9 +163,8 @@ func (d *Reach) missingFromQueue(ctx context.Context, sel tpu.Selection) string 
 	return fmt.Sprintf("%s has %d slices, only %d are here", provision.QuotedNameOf(d.Cloud, res.ID), res.NodeCount, len(sel.Slices))
 }
 
-// Connect opens one connection to every worker of sel. If only is not nil, it limits the
-// workers to those for which it returns true. If Connect returns an error, no connection
-// stays open.
+// Connect opens one connection to every worker of sel, or only to those for which only
+// returns true, if it is not nil. After an error, no connection stays open.
 func (d *Reach) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Connected, error) {
 	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil || t.Away == nil {
@@ -176,14 +175,14 @@ func (d *Reach) Connect(ctx context.Context, sel tpu.Selection, only func(tpu.Wo
 }
 
 // Dial does what Connect does, for callers that can work with some of the workers. The
-// result has the workers that were reached. failed says why the others were not. With
-// sendKeys, the user's key is first added to the slices' metadata. Without it, the key is
-// added only after a worker has refused it.
+// result has the reached workers, and failed says why the others were not. With sendKeys,
+// the user's key is first added to the slices' metadata, otherwise only after a worker has
+// refused it.
 func (d *Reach) Dial(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool) (*Connected, map[tpu.WorkerID]error, error) {
 	return d.DialFor(ctx, sel, only, sendKeys, d.Access.RetryFor)
 }
 
-// DialFor does what Dial does, with another limit for how long a worker may take to answer.
+// DialFor is Dial with another limit for how long a worker may take to answer.
 func (d *Reach) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, map[tpu.WorkerID]error, error) {
 	t, err := d.DialAll(ctx, sel, only, sendKeys, retryFor)
 	if err != nil {
@@ -202,7 +201,7 @@ func (d *Reach) DialFor(ctx context.Context, sel tpu.Selection, only func(tpu.Wo
 	return reached, failed, nil
 }
 
-// DialAll does what DialFor does, but keeps the workers that were not reached.
+// DialAll is DialFor, but keeps the workers that were not reached.
 func (d *Reach) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool, sendKeys bool, retryFor time.Duration) (*Connected, error) {
 	t := &Connected{Slices: sel.Slices, readOnly: d.ReadOnly}
 	for _, id := range sel.Workers() {
@@ -232,9 +231,8 @@ func (d *Reach) DialAll(ctx context.Context, sel tpu.Selection, only func(tpu.Wo
 // not answered.
 const greetIdle = time.Second
 
-// greet runs a first command on every worker that was reached. While some logins do not
-// answer, it emits Progress of the phase "connect". A worker counts as connected once it
-// has answered.
+// greet runs a first command on every reached worker. While some logins do not answer, it
+// emits Progress of the phase "connect". A worker counts as connected once it has answered.
 func (d *Reach) greet(ctx context.Context, dialed *remote.Dialed, ids []tpu.WorkerID) {
 	var mu sync.Mutex
 	open := map[tpu.WorkerID]bool{}
@@ -267,15 +265,15 @@ func (d *Reach) greet(ctx context.Context, dialed *remote.Dialed, ids []tpu.Work
 	}
 }
 
-// breaks holds the connections that broke and have not been reported yet.
+// breaks holds the connections that broke and are not reported yet.
 type breaks struct {
 	mu sync.Mutex
-	of map[string][]tpu.WorkerID // key: the text of the warning
+	of map[string][]tpu.WorkerID // by text of the warning
 }
 
-// Broke returns a function that warns: the connection to worker i broke during a step, and
-// the step is tried again. The first worker with a given warning waits a little for others
-// with the same warning. So one line reports all workers that were lost together.
+// Broke returns a function that warns that the connection to worker i broke during a step,
+// and that the step is tried again. The first worker with a warning waits a little for
+// others with the same one, so that one line reports all workers that were lost together.
 func (d *Reach) Broke(ctx context.Context, t *Connected, i int, during string) func(error) {
 	return func(err error) {
 		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(stage.CauseText(err, t.IDs[i]))))
@@ -298,11 +296,11 @@ func (d *Reach) Broke(ctx context.Context, t *Connected, i int, during string) f
 	}
 }
 
-// clockLimit is how wrong a worker's clock may be before a warning is shown.
+// clockLimit is how wrong a worker's clock may be without a warning.
 const clockLimit = 10 * time.Second
 
-// tellClocks warns about workers whose clock is wrong, because then certificates and tokens
-// are refused. multihost corrects the times that it shows.
+// tellClocks warns about workers with a wrong clock, because certificates and tokens are
+// then refused. multihost corrects the times that it shows.
 func (t *Connected) tellClocks(sink event.Sink) {
 	type group struct {
 		offset  time.Duration // offset of the first of these workers
@@ -335,8 +333,8 @@ func (t *Connected) tellClocks(sink event.Sink) {
 	}
 }
 
-// ReachAll discovers the slices and connects to their workers. It is for commands that work
-// on slices.
+// ReachAll discovers the slices and connects to their workers, for commands that work on
+// slices.
 func (d *Reach) ReachAll(ctx context.Context, watch *stage.Stopwatch, prefix string, numbers tpu.Numbers, partial bool, only func(tpu.WorkerID) bool) (*Connected, error) {
 	sel, err := d.DiscoverPhase(ctx, watch, prefix, numbers, partial)
 	if err != nil {
@@ -357,7 +355,7 @@ func (d *Reach) DiscoverPhase(ctx context.Context, watch *stage.Stopwatch, prefi
 	return sel, err
 }
 
-// ConnectPhase runs the phase "connect". It connects to those workers of sel for which only
+// ConnectPhase runs the phase "connect": it connects to the workers of sel for which only
 // returns true. The caller closes t.
 func (d *Reach) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection, only func(tpu.WorkerID) bool) (t *Connected, err error) {
 	err = watch.Phase("connect", func() (string, error) {
@@ -373,9 +371,9 @@ func (d *Reach) ConnectPhase(ctx context.Context, watch *stage.Stopwatch, sel tp
 	return t, err
 }
 
-// ConnectSome does what ConnectPhase does, for callers that can work with some of the
-// workers. t has the workers that were reached. failed says why the others were not. If
-// none was reached, ConnectSome returns an error.
+// ConnectSome is ConnectPhase for callers that can work with some of the workers. t has the
+// reached workers, and failed says why the others were not. If none was reached, it returns
+// an error.
 func (d *Reach) ConnectSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.Selection) (t *Connected, failed map[tpu.WorkerID]error, err error) {
 	err = watch.Phase("connect", func() (string, error) {
 		var err error
@@ -394,8 +392,7 @@ func (d *Reach) ConnectSome(ctx context.Context, watch *stage.Stopwatch, sel tpu
 	return t, failed, err
 }
 
-// Unreached returns an error about the workers of sel that were not reached. It returns nil
-// if there are none.
+// Unreached returns an error about the workers of sel that were not reached, or nil.
 func Unreached(sel tpu.Selection, failed map[tpu.WorkerID]error) error {
 	ids := sel.Workers()
 	errs := make([]error, len(ids))

@@ -12,7 +12,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A clocked connection only knows how wrong the clock of its worker is.
+// A clocked connection only knows how wrong its worker's clock is.
 type clocked struct {
 	remote.Conn
 	offset time.Duration

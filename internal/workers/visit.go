@@ -9,7 +9,7 @@ import (
 )
 
 // A Visit holds connections to workers for a command that only looks at them. The caller
-// must Close it.
+// must close it.
 type Visit struct {
 	Way     overssh.Way // by which address the workers were reached
 	Workers []Visited
@@ -24,9 +24,8 @@ type Visited struct {
 	Err  error
 }
 
-// Visit connects to those workers of sel for which only returns true. If only is nil, it
-// connects to all. Errors of single workers are in the result. The result has the order of
-// sel.
+// Visit connects to the workers of sel for which only returns true, or to all if only is
+// nil. The result, in the order of sel, has errors of single workers.
 func (d *Reach) Visit(ctx context.Context, sel tpu.Selection, only func(tpu.WorkerID) bool) (*Visit, error) {
 	t, err := d.DialAll(ctx, sel, only, true, d.Access.RetryFor)
 	if err != nil {

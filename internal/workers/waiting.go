@@ -8,8 +8,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Waiting shows for which workers a phase still waits. It does so at most ten times a
-// second.
+// A Waiting shows, at most ten times a second, for which workers a phase still waits.
 type Waiting struct {
 	v     *stage.Invocation
 	phase string
@@ -36,7 +35,7 @@ func (w *Waiting) Done(i int) {
 	w.finish(i, func(done int) { w.show(done == len(w.ids)) })
 }
 
-// Copied adds n to the number of bytes that have been copied.
+// Copied adds n to the number of copied bytes.
 func (w *Waiting) Copied(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -44,15 +43,15 @@ func (w *Waiting) Copied(n int64) {
 	w.show(false)
 }
 
-// Expected adds n to the number of bytes that are to be copied.
+// Expected adds n to the number of bytes to copy.
 func (w *Waiting) Expected(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all += n
 }
 
-// show emits the progress. Unless now is true, it does so at most ten times a second. The
-// caller holds mu.
+// show emits the progress, at most ten times a second unless now is true. The caller holds
+// mu.
 func (w *Waiting) show(now bool) {
 	at := w.v.Clock.Now()
 	if !now && at.Sub(w.shown) < 100*time.Millisecond {

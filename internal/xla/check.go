@@ -20,7 +20,7 @@ const (
 	Info    Severity = "info"
 )
 
-// These are the rules that cause findings.
+// The rules that cause findings.
 const (
 	RuleDashes     = "dashes"      // not exactly two dashes
 	RuleNotAFlag   = "not-a-flag"  // a word that is not a flag
@@ -32,7 +32,7 @@ const (
 	RulePlatform   = "platform"    // a flag for the other platform
 	RuleVMEM       = "vmem"        // more vector memory than the core has
 	RuleRetired    = "retired"     // a name that should no longer be used
-	RuleSparseCore = "sparse-core" // SparseCore flags on a generation that has no SparseCore
+	RuleSparseCore = "sparse-core" // SparseCore flags on a generation without a SparseCore
 	RuleUnknown    = "unknown"     // a flag that is not in the catalogue
 	RuleAdded      = "added"       // flags that JAX and MaxText themselves add
 	RuleOverwrites = "overwrites"  // a script that discards the variable's value
@@ -79,17 +79,17 @@ func Worst(findings []Finding) Severity {
 	return ""
 }
 
-// Check finds what is wrong with a text of flags. The text is for LIBTPU_INIT_ARGS of a
-// generation or, if the generation is GPU, for XLA_FLAGS. If the generation is empty, Check
-// skips the rules that depend on it. Findings about single words come first, in the order
-// of the text. Findings about several words follow.
+// Check finds what is wrong with a text of flags for LIBTPU_INIT_ARGS of a generation or,
+// if it is GPU, for XLA_FLAGS. If the generation is "", Check skips the rules that depend
+// on it. Findings about single words come first, in the order of the text, then those about
+// several words.
 func (c *Catalogue) Check(text, generation string) []Finding {
 	l := lint{c: c, generation: generation, platform: platformOf(generation)}
 	l.run(text)
 	return l.findings
 }
 
-// Strict returns the findings, with each unknown flag as an error.
+// Strict returns the findings with each unknown flag as an error.
 func Strict(findings []Finding) []Finding {
 	strict := slices.Clone(findings)
 	for i := range strict {
@@ -100,11 +100,11 @@ func Strict(findings []Finding) []Finding {
 	return strict
 }
 
-// Correct returns a corrected text. It corrects every error, missing value, repeated flag
-// and renamed flag. It keeps words that are only questionable.
+// Correct returns the text with every error, missing value, repeated flag and renamed flag
+// corrected. It keeps words that are only questionable.
 func (c *Catalogue) Correct(text, generation string) string {
-	// A repaired word can still have another fault. Each round repairs at least one of the
-	// few kinds of faults that a word can have.
+	// A repaired word can have another fault. Each round repairs at least one of the few
+	// kinds of faults that a word can have.
 	for range 6 {
 		l := lint{c: c, generation: generation, platform: platformOf(generation)}
 		l.run(text)
@@ -124,7 +124,7 @@ type lint struct {
 	platform   Platform
 
 	words    []word
-	repair   []string // the correction for each word; "": remove it
+	repair   []string // the correction of each word; "": remove it
 	findings []Finding
 }
 
@@ -151,7 +151,7 @@ func (l *lint) find(s Severity, rule, flag, instead, format string, args ...any)
 	l.findings = append(l.findings, Finding{Severity: s, Rule: rule, Flag: flag, Instead: instead, Text: fmt.Sprintf(format, args...)})
 }
 
-// word checks one word by itself.
+// word checks one word alone.
 func (l *lint) word(i int, w word) {
 	switch {
 	case w.dashes == "":
@@ -264,7 +264,7 @@ func (l *lint) retired(i int, w word, f Flag) {
 		value = "off"
 	case pair:
 	case truth(w) == "false":
-		value = "" // the empty list means that it is off
+		value = "" // an empty list means off
 	default:
 		l.find(Warning, RuleRetired, w.text, "--"+name+"=…", "retired: %s", f.Retired.Why)
 		return
@@ -342,7 +342,7 @@ func (l *lint) vmem(w word) {
 	l.find(Warning, RuleVMEM, w.text, fmt.Sprintf("--%s=%d", vmemFlag, low.mib*1024), "%s", text)
 }
 
-// duplicates finds flags that occur several times. The last one counts.
+// duplicates finds repeated flags, of which the last one counts.
 func (l *lint) duplicates() {
 	last := map[string]int{}
 	for i, w := range l.words {
@@ -370,9 +370,8 @@ const (
 	offloadPrefix = "xla_tpu_enable_sparse_core_collective_offload_"
 )
 
-// exclusive finds collectives for which both mechanisms are on. For each kind of
-// collective, only one may be on. exclusive keeps the one that is recommended for the
-// generation.
+// exclusive finds collectives for which both mechanisms are on, although only one may be.
+// It keeps the one recommended for the generation.
 func (l *lint) exclusive() {
 	set := map[string]int{}
 	for i, w := range l.words {
@@ -408,7 +407,7 @@ func (l *lint) prefersSparseCore() bool {
 	})
 }
 
-// sparseCore finds SparseCore flags on generations that have no SparseCore.
+// sparseCore finds SparseCore flags on generations without a SparseCore.
 func (l *lint) sparseCore() {
 	if g, known := tpu.GenerationOf(l.generation); !known || g.SparseCore {
 		return
@@ -429,7 +428,7 @@ func (l *lint) sparseCore() {
 	l.find(Warning, RuleSparseCore, found[0], "", "a flag of the SparseCore%s, which %s has no use for", more, l.generation)
 }
 
-// added reports the flags that JAX and MaxText add if the text does not have them.
+// added reports the flags that JAX and MaxText add if the text lacks them.
 func (l *lint) added() {
 	if l.platform != PlatformTPU || len(l.words) == 0 {
 		return

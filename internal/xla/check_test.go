@@ -14,8 +14,8 @@ func TestCheck(t *testing.T) {
 	for _, tc := range []struct {
 		name, text, generation string
 		severity               Severity
-		rule, instead          string // rule and correction of the first finding with that severity
-		corrected              string // "": as it was
+		rule, instead          string // rule and correction of the first finding of that severity
+		corrected              string // "": unchanged
 	}{
 		{"three dashes, as the tuning guide prints it", "---xla_tpu_scoped_vmem_limit_kib=65536", "v6e",
 			Error, RuleDashes, "--xla_tpu_scoped_vmem_limit_kib=65536", "--xla_tpu_scoped_vmem_limit_kib=65536"},

@@ -14,18 +14,18 @@ type Request struct {
 	User       func(name string) (value string, ok bool) // the command's environment without multihost's variables
 	Presets    []string                                  // values of --xla-preset
 	Flags      []string                                  // values of --xla-flag, with or without dashes
-	Generation string                                    // generation of the workers; empty: not known
-	Hosts      bool                                      // the user has named the machines one by one, so they may be GPU hosts
+	Generation string                                    // generation of the workers; "": unknown
+	Hosts      bool                                      // the user named the machines one by one, so they may be GPU hosts
 }
 
 // An Environment is the result of a Request.
 type Environment struct {
-	Vars     []Var     `json:"vars"` // variables to set; the user's flags are in them
+	Vars     []Var     `json:"vars"` // variables to set, with the user's flags
 	Report   Report    `json:"report"`
 	Findings []Finding `json:"findings,omitempty"`
 }
 
-// Lines returns what will be set, as lines that people can read before the start.
+// Lines returns what will be set, as lines for people before the start.
 func (e Environment) Lines() []string {
 	var lines []string
 	for _, v := range e.Vars {
@@ -58,10 +58,10 @@ func (e *FlagError) Hint() string {
 	return "type: --xla-flag=" + strings.TrimPrefix(e.Finding.Instead, "--")
 }
 
-// CheckNames checks the presets and flags of a request when the workers are not known yet.
-// It returns an error for a name that is invalid on every kind of worker. A short name may
-// mean several presets. CheckNames accepts it, because the workers' generation may decide.
-// The error is a *NameError, *MismatchError or *FlagError.
+// CheckNames checks the presets and flags of a request while the workers are unknown. It
+// returns an error for a name that is invalid on every kind of worker. It accepts a short
+// name of several presets, because the workers' generation may decide. The error is a
+// *NameError, *MismatchError or *FlagError.
 func (c *Catalogue) CheckNames(r Request) error {
 	for _, name := range splitNames(r.Presets) {
 		_, err := c.Expand([]string{name}, r.Generation)
@@ -75,11 +75,11 @@ func (c *Catalogue) CheckNames(r Request) error {
 }
 
 // Environment returns the variables for presets and flags: LIBTPU_INIT_ARGS for TPUs,
-// XLA_FLAGS for GPU hosts, and the other variables that groups set. If the user has flags
-// in the variable, it keeps them. Presets and flags override these. If the user has set
-// another variable, Environment does not change it. If its value there differs, that is a
-// finding. Without presets and flags, it returns no variables. It returns only findings
-// about the user's own flags. The error is a *NameError, *MismatchError or *FlagError.
+// XLA_FLAGS for GPU hosts, and the other variables that groups set. It keeps the user's
+// flags in the variable, which presets and flags override. It does not change other
+// variables that the user has set; a different value there is a finding. Without presets
+// and flags, it returns no variables, and findings only about the user's own flags. The
+// error is a *NameError, *MismatchError or *FlagError.
 func (c *Catalogue) Environment(r Request) (Environment, error) {
 	user := r.User
 	if user == nil {
@@ -128,8 +128,8 @@ func (c *Catalogue) Environment(r Request) (Environment, error) {
 	return e, nil
 }
 
-// If the presets do not decide the platform of the flags, platform sets it. If presets are
-// for GPUs and the workers cannot be GPU hosts, it returns a *MismatchError.
+// platform sets the platform of the flags if the presets do not decide it. For GPU presets
+// and workers that cannot be GPU hosts, it returns a *MismatchError.
 func (c *Catalogue) platform(args *Args, r Request) error {
 	gpu := r.Generation == GPU
 	if args.Platform == "" {
@@ -153,8 +153,8 @@ func (c *Catalogue) platform(args *Args, r Request) error {
 	return nil
 }
 
-// extra parses the values of --xla-flag. If Check finds an error in one of them, extra
-// returns a *FlagError, which names the value that the user has typed.
+// extra parses the values of --xla-flag. If Check finds an error in one of them, it returns
+// a *FlagError with the value as the user typed it.
 func (c *Catalogue) extra(values []string, generation string) ([]string, error) {
 	var extra []string
 	for _, text := range values {
@@ -178,8 +178,8 @@ func (c *Catalogue) extra(values []string, generation string) ([]string, error) 
 	return extra, nil
 }
 
-// otherVariable finds flags that belong into the variable name, but that the user has put
-// into the variable of the other platform.
+// otherVariable finds flags that belong into the variable name but that the user has put
+// into the other platform's variable.
 func (c *Catalogue) otherVariable(user func(string) (string, bool), name string) []Finding {
 	other, p := XLAFlags, PlatformTPU
 	if name == XLAFlags {

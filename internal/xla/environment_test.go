@@ -39,14 +39,14 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// If an error does not depend on the workers, it is found before a worker is known.
+// An error that does not depend on the workers is found before a worker is known.
 func TestCheckNames(t *testing.T) {
 	for _, tc := range []struct {
 		r    Request
-		want string // a part of the error; "": there is no error
+		want string // a part of the error; "": none
 	}{
 		{Request{Presets: []string{"v5e/128b,DATA_PARALLEL_OVERLAP"}, Flags: []string{"xla_mine=1"}}, ""},
-		{Request{Presets: []string{"128b"}}, ""}, // this may be of v5e or of v5p, and only the workers know
+		{Request{Presets: []string{"128b"}}, ""}, // of v5e or of v5p: only the workers know
 		{Request{Presets: []string{"128b"}, Generation: "v5p"}, ""},
 		{Request{Presets: []string{"v5e/128b,v5e/129x"}}, `find XLA preset "v5e/129x"`},
 		{Request{Presets: []string{"128b"}, Generation: "v4"}, "no such preset"},
@@ -59,8 +59,8 @@ func TestCheckNames(t *testing.T) {
 	}
 }
 
-// TestMergeKeepsEveryPreset merges each preset into each of some texts. The result has
-// every word of both texts, and reading it gives the same again.
+// TestMergeKeepsEveryPreset merges each preset into each of some texts. The result must
+// have every word of both, and reading it must give the same again.
 func TestMergeKeepsEveryPreset(t *testing.T) {
 	c := Load()
 	for _, p := range c.Presets() {

@@ -7,12 +7,12 @@ import (
 
 // A Report says what Merge did.
 type Report struct {
-	Kept    []string `json:"kept,omitempty"`    // the user's words that have not changed
+	Kept    []string `json:"kept,omitempty"`    // the user's unchanged words
 	Added   []string `json:"added,omitempty"`   // words from presets and extra flags
-	Changed []Change `json:"changed,omitempty"` // flags that occurred twice, with different values
+	Changed []Change `json:"changed,omitempty"` // flags that occurred twice with different values
 }
 
-// A Change is a flag whose earlier word was replaced by a later one.
+// A Change is a flag whose earlier word gave way to a later one.
 type Change struct {
 	Flag string `json:"flag"`
 	From string `json:"from"` // the earlier word
@@ -22,10 +22,10 @@ type Change struct {
 
 func (c Change) String() string { return fmt.Sprintf("%s replaced by %s of %s", c.From, c.To, c.By) }
 
-// Merge appends presets and extra flags to the user's text. The result has every flag once.
-// Its value is that of the last word with this flag. libtpu would use the same value. Words
-// that are not flags do not change. Without presets and extra flags, Merge returns the
-// user's text. Extra flags may be written with or without dashes.
+// Merge appends presets and extra flags to the user's text. The result has every flag once,
+// with the value of the last word, which libtpu would use, too. Words that are no flags do
+// not change. Without presets and extra flags, Merge returns the user's text. Extra flags
+// may lack the dashes.
 func Merge(user string, preset Args, extra []string) (string, Report) {
 	var report Report
 	if len(preset.Flags) == 0 && len(extra) == 0 {
@@ -84,14 +84,13 @@ func dashed(w word) word {
 	return parseWord("--" + strings.TrimLeft(w.text, dashes))
 }
 
-// sameValue compares values as libtpu does: it treats all spellings of a boolean value as
-// equal.
+// sameValue compares values as libtpu does: all spellings of a boolean value are equal.
 func sameValue(a, b word) bool {
 	return a.value == b.value && a.hasValue == b.hasValue || truth(a) != "" && truth(a) == truth(b)
 }
 
-// truth returns "true" or "false" for a word with a boolean value, and "" for any other
-// word. A word without a value is true.
+// truth returns "true" or "false" for a word with a boolean value, otherwise "". A word
+// without a value is true.
 func truth(w word) string {
 	if !w.hasValue {
 		return "true"

@@ -10,9 +10,9 @@ import (
 // A block is a group, set or preset whose lines are being read.
 type block struct {
 	head    string   // group, set or preset
-	name    string   // name of a group or set, which others can use
+	name    string   // name of a group or set, for others to use
 	group   Group    // the first line of a group
-	presets []Preset // the first lines of presets that share the body
+	presets []Preset // the first lines of the presets that share the body
 	begun   bool     // the body has begun
 
 	Body
@@ -218,7 +218,7 @@ func (r *tableReader) close() {
 	}
 }
 
-// index records for every flag which groups and presets use it.
+// index records which groups and presets use each flag.
 func (c *Catalogue) index() {
 	for _, g := range c.groups {
 		for _, name := range namesOf(g.Flags) {

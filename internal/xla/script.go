@@ -10,12 +10,12 @@ import (
 )
 
 var (
-	// NAME= in shell, at a place where a command or an assignment may begin. The place may
-	// be inside the quoted text of another shell.
+	// NAME= in shell, where a command or an assignment may begin, perhaps inside the quoted
+	// text of another shell.
 	shellAssignment = regexp.MustCompile(`(?m)(^|[\s;&|(){'"` + "`" + `])LIBTPU_INIT_ARGS(\+?=)`)
 	// The variable is unset.
 	shellUnset = regexp.MustCompile(`(?m)(^|[\s;&|(){'"])unset\s+(-v\s+)?LIBTPU_INIT_ARGS\b`)
-	// A test whether the variable is set. The assignment after it depends on the test.
+	// A test whether the variable is set, on which the assignment after it depends.
 	shellGuard = regexp.MustCompile(`(-z|-n|-v)\s+"?(\$\{?)?LIBTPU_INIT_ARGS`)
 	// A use of the variable's value.
 	shellUse = regexp.MustCompile(`\$(\{LIBTPU_INIT_ARGS[^A-Za-z0-9_]|LIBTPU_INIT_ARGS\b)`)
@@ -24,17 +24,17 @@ var (
 	pythonUse        = regexp.MustCompile(`(environ\s*(\.get\s*\(|\[)|getenv\s*\()\s*["']LIBTPU_INIT_ARGS["']`)
 )
 
-// unknownText stands for text that a shell or Python would insert. Such text is the value
-// of another variable, or the output of a command.
+// unknownText stands for text that a shell or Python would insert: the value of another
+// variable, or the output of a command.
 const unknownText = "\x00"
 
-// mostPlaces is how many assignments of one script are checked at most.
+// mostPlaces limits the assignments to check in one script.
 const mostPlaces = 50
 
-// ScanScript finds the places in a script that set LIBTPU_INIT_ARGS. It returns what is
-// wrong with the flags. It also reports if the script discards the present value of the
-// variable, because then a preset has no effect. If its name ends in .py, the script is
-// Python, otherwise shell. The generation may be empty.
+// ScanScript finds the places in a script that set LIBTPU_INIT_ARGS, and returns what is
+// wrong with the flags. It also reports that the script discards the present value of the
+// variable, because a preset then has no effect. A script whose name ends in .py is Python,
+// any other is shell. The generation may be "".
 func (c *Catalogue) ScanScript(name, content, generation string) []Finding {
 	if strings.HasSuffix(name, ".py") {
 		return c.scanPython(name, content, generation)
@@ -76,7 +76,7 @@ func overwrites(where, instead, raw string) Finding {
 	return f
 }
 
-// scanText checks the flags of an assignment. It skips words with unknown text.
+// scanText checks the flags of an assignment, without words that have unknown text.
 func (c *Catalogue) scanText(text, generation, where string) []Finding {
 	words := slices.DeleteFunc(Words(text), func(w string) bool { return strings.Contains(w, unknownText) })
 	var findings []Finding
@@ -93,8 +93,7 @@ func place(name, content string, at int) string {
 	return name + ":" + strconv.Itoa(1+strings.Count(content[:at], "\n"))
 }
 
-// inComment reports whether a # that is not in quotes stands before the place at, on the
-// same line.
+// inComment reports whether an unquoted # stands before the place at, on the same line.
 func inComment(content string, at int) bool {
 	line := content[strings.LastIndexByte(content[:at], '\n')+1 : at]
 	var quote byte
@@ -113,8 +112,8 @@ func inComment(content string, at int) bool {
 	return false
 }
 
-// guarded reports whether the assignment probably happens only if the variable is empty. It
-// looks for a test of the variable on the same line or one of the three lines before.
+// guarded reports whether the assignment probably happens only if the variable is empty:
+// whether the same line, or one of the three before, tests it.
 func guarded(content string, at int) bool {
 	from := at
 	for range 4 {
@@ -128,9 +127,8 @@ func guarded(content string, at int) bool {
 	return shellGuard.MatchString(content[from:at])
 }
 
-// shellWord returns the word at the start of a shell text, as it is written. open is a
-// quote that was opened before the word, or "". If it is not "", its closing quote ends the
-// word.
+// shellWord returns the word at the beginning of a shell text, as it is written. open is a
+// quote opened before the word, whose closing quote ends the word, or "".
 func shellWord(text, open string) string {
 	var quote byte
 	escaped := strings.HasPrefix(text, `\"`) // a quoted value inside another quoted text
@@ -164,8 +162,8 @@ func shellWord(text, open string) string {
 	return text[:min(i, len(text))]
 }
 
-// matching returns the number of bytes from the bracket at the start of text to its closing
-// bracket.
+// matching returns the number of bytes from the bracket at the beginning of text to its
+// closing bracket.
 func matching(text string) int {
 	closing := byte(')')
 	if text[0] == '{' {
@@ -185,8 +183,8 @@ func matching(text string) int {
 	return len(text)
 }
 
-// plainText removes the quotes of a shell word. In place of text that the shell would
-// insert, it writes unknownText. It keeps the text after :- in ${NAME:-text}.
+// plainText removes the quotes of a shell word, and writes unknownText for text that the
+// shell would insert. It keeps the text after :- in ${NAME:-text}.
 func plainText(raw string) string {
 	var b strings.Builder
 	var quote byte
@@ -266,8 +264,8 @@ func (c *Catalogue) scanPython(name, content, generation string) []Finding {
 	return findings
 }
 
-// pythonStatement returns the rest of a statement. The statement ends with the line on
-// which all brackets are closed.
+// pythonStatement returns the rest of a statement, which ends with the line on which all
+// brackets are closed.
 func pythonStatement(text string) string {
 	depth := 0
 	var quote byte
@@ -308,14 +306,14 @@ func pythonText(statement string) string {
 
 // A Scan says what ScanCommand knows about the command.
 type Scan struct {
-	Generation string // generation of the workers; empty: not known
+	Generation string // generation of the workers; "": unknown
 	Given      bool   // a preset or the user puts LIBTPU_INIT_ARGS into the environment
 }
 
 // ScanCommand looks for assignments to LIBTPU_INIT_ARGS in a command and in the scripts
-// that it names. files is the directory in which the command runs. Scripts outside of it
-// are skipped. If files is nil, there are no files. If s.Given is set, ScanCommand also
-// reports that a script overwrites the variable. Otherwise nothing would be lost.
+// that it names. files is the directory in which the command runs, or nil. Scripts outside
+// of it are skipped. With s.Given, ScanCommand also reports that a script overwrites the
+// variable. Otherwise nothing would be lost.
 func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
 	findings := c.ScanScript("command", command, s.Generation)
 	seen := map[string]bool{}
@@ -341,7 +339,7 @@ func (c *Catalogue) ScanCommand(command string, files fs.FS, s Scan) []Finding {
 	return slices.DeleteFunc(findings, func(f Finding) bool { return f.Rule == RuleOverwrites && !s.Given })
 }
 
-// largestScript is the size above which a file counts as data and not as a launcher.
+// largestScript is the size above which a file counts as data, not as a launcher.
 const largestScript = 1 << 20
 
 func readScript(files fs.FS, name string) (string, bool) {

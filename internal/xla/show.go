@@ -76,8 +76,8 @@ type List struct {
 	Sources     []string `json:"sources"`
 }
 
-// ListOf returns the groups and presets of a generation. If the generation is empty, it
-// returns those of all. Groups of earlier versions are only in the list for all.
+// ListOf returns the groups and presets of a generation, or of all if it is "". Groups of
+// earlier versions are only in the list for all.
 func ListOf(c *Catalogue, generation string) List {
 	list := List{Generation: generation, Groups: c.Groups(), Presets: c.Presets(), Sources: c.Sources()}
 	if generation == "" {
@@ -143,8 +143,7 @@ func (l List) Text() string {
 	return b.String()
 }
 
-// GroupText shows a group. It also shows what is wrong with the group on a generation. The
-// generation may be empty.
+// GroupText shows a group, and what is wrong with it on a generation, which may be "".
 func GroupText(c *Catalogue, g Group, generation string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", g.Name, g.About)
@@ -196,8 +195,8 @@ func PresetText(c *Catalogue, p Preset) string {
 	return b.String()
 }
 
-// bodyText shows flags and variables. If they are corrected, it also shows the original. It
-// marks words that were left out with - and words that were added with +.
+// bodyText shows flags and variables, and also the original if they were corrected. It
+// marks words that were left out with -, and added words with +.
 func bodyText(b *strings.Builder, body Body, variable string) {
 	for _, f := range body.Faults {
 		fmt.Fprintf(b, "  %-12s %s\n", "corrected", f)
@@ -251,8 +250,8 @@ type Checked struct {
 	Corrected  string    `json:"corrected,omitempty"` // the corrected text, if something was wrong
 }
 
-// CheckText checks a text of flags for a generation. The generation may be empty. With
-// strict, a flag that the catalogue does not have is an error.
+// CheckText checks a text of flags for a generation, which may be "". With strict, a flag
+// that the catalogue lacks is an error.
 func CheckText(c *Catalogue, flags, generation string, strict bool) Checked {
 	r := Checked{Flags: flags, Generation: generation, Variable: LibtpuInitArgs}
 	if generation == GPU {

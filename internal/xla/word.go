@@ -5,7 +5,7 @@ import "strings"
 // A word is one piece of a text of flags.
 type word struct {
 	text     string // as it was written
-	dashes   string // the dashes at its start; "--" is right
+	dashes   string // the dashes at its beginning; "--" is right
 	name     string
 	value    string // without quotes
 	hasValue bool
@@ -14,7 +14,7 @@ type word struct {
 // right reports whether the word has the form of a flag.
 func (w word) right() bool { return w.dashes == "--" && w.name != "" }
 
-// dashes are the kinds of dashes that occur in documents and word processors.
+// dashes are the kinds of dashes in documents and word processors.
 const dashes = "-‐‑‒–—−"
 
 func parseWord(text string) word {
@@ -29,8 +29,8 @@ func parseWord(text string) word {
 }
 
 // split splits a text of flags at its spaces. As in XLA's own parser, quotes directly after
-// = keep a value with spaces together. If a quote is never closed, it is an ordinary
-// character. If the words are joined with spaces again, the text splits in the same way.
+// = hold together a value with spaces. A quote that is never closed is an ordinary
+// character. The words, joined with spaces, split in the same way again.
 func split(text string) []word {
 	var words []word
 	for i := 0; i < len(text); {

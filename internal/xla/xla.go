@@ -1,8 +1,8 @@
-// Package xla knows the compiler flags that decide how fast a training step is. It has a
-// catalogue of flags. The catalogue also has the groups and presets that MaxText and
-// Google's recipes set. It finds what is wrong with a text of flags. It makes the
-// environment of a command from presets and flags. It has no state. It does no I/O, except
-// that it reads files that it is given.
+// Package xla knows the compiler flags that decide how fast a training step is. Its
+// catalogue has flags, and the groups and presets that MaxText and Google's recipes set.
+// The package finds what is wrong with a text of flags, and makes the environment of a
+// command from presets and flags. It has no state. It does no I/O, except that it reads
+// files that it is given.
 package xla
 
 import (
@@ -20,13 +20,13 @@ import (
 // Environment variables that contain flags.
 const (
 	LibtpuInitArgs = "LIBTPU_INIT_ARGS" // libtpu reads this variable once, when it is loaded
-	XLAFlags       = "XLA_FLAGS"        // XLA itself reads this variable; it is for flags on GPU hosts
+	XLAFlags       = "XLA_FLAGS"        // XLA itself reads this variable, for flags on GPU hosts
 )
 
-// GPU replaces a generation if the workers are GPU hosts that the user named one by one.
+// GPU stands for a generation if the workers are GPU hosts that the user named one by one.
 const GPU = "gpu"
 
-// A Platform is the kind of hardware for which a flag is.
+// A Platform is the kind of hardware of a flag.
 type Platform string
 
 // The platforms.
@@ -48,7 +48,7 @@ func (p Platform) Variable() string {
 type Flag struct {
 	Name       string   `json:"name"`       // without dashes
 	Type       string   `json:"type"`       // bool, tristate, int, number, text, path, list
-	Documented bool     `json:"documented"` // false: its type and meaning are guessed from its name and its uses
+	Documented bool     `json:"documented"` // false: its type and meaning are guesses from its name and its uses
 	Platform   Platform `json:"platform"`
 	Meaning    string   `json:"meaning"`
 	Retired    *Retired `json:"retired,omitempty"`
@@ -56,9 +56,9 @@ type Flag struct {
 	Presets    []string `json:"presets,omitempty"` // presets that set it
 }
 
-// Retired says why a flag should no longer be used, and what to use instead.
+// Retired says why a flag should no longer be used, and what replaces it.
 type Retired struct {
-	Instead string `json:"instead,omitempty"` // NAME or NAME=VALUE; empty: nothing
+	Instead string `json:"instead,omitempty"` // NAME or NAME=VALUE; "": nothing
 	Why     string `json:"why"`
 }
 
@@ -75,7 +75,7 @@ type Group struct {
 	About      string   `json:"about"`
 	Note       string   `json:"note,omitempty"`
 	Source     string   `json:"source"`
-	On         []string `json:"on,omitempty"`          // generations that use it; empty: all
+	On         []string `json:"on,omitempty"`          // generations that use it; nil: all
 	Best       []string `json:"recommended,omitempty"` // generations for which MaxText's tuning guide recommends it
 	Historical bool     `json:"historical,omitempty"`
 	Parameter  bool     `json:"parameter,omitempty"` // users request it as NAME=VALUE
@@ -97,7 +97,7 @@ type Preset struct {
 type Body struct {
 	Flags    []string `json:"flags"`
 	Env      []Var    `json:"env,omitempty"`
-	Original []string `json:"original,omitempty"` // words of the source, if the words were corrected
+	Original []string `json:"original,omitempty"` // words of the source, if they were corrected
 	Faults   []string `json:"faults,omitempty"`   // what was wrong with them
 }
 
@@ -137,14 +137,14 @@ type limit struct {
 //go:embed catalogue.txt
 var catalogueText string
 
-// Load returns the catalogue that is compiled into the program. Nobody changes it, so it is
-// safe for concurrent use.
+// Load returns the catalogue in the program. Nobody changes it, so it is safe for
+// concurrent use.
 func Load() *Catalogue { return load() }
 
 var load = sync.OnceValue(func() *Catalogue {
 	c, err := parse(catalogueText)
 	if err != nil {
-		panic("xla: " + err.Error()) // a test parses the embedded text, so this cannot happen
+		panic("xla: " + err.Error()) // cannot happen: a test parses the embedded text
 	}
 	return c
 })
@@ -155,13 +155,13 @@ func (c *Catalogue) Sources() []string { return slices.Clone(c.sources) }
 // Flags returns all flags, grouped by subject.
 func (c *Catalogue) Flags() []Flag { return slices.Clone(c.flags) }
 
-// Groups returns all groups. Current groups come before those of earlier versions.
+// Groups returns all groups, current ones before those of earlier versions.
 func (c *Catalogue) Groups() []Group { return slices.Clone(c.groups) }
 
 // Presets returns all presets.
 func (c *Catalogue) Presets() []Preset { return slices.Clone(c.presets) }
 
-// Lookup finds a flag by its name. name may have dashes and a value. The error is a
+// Lookup finds a flag by its name, which may have dashes and a value. The error is a
 // *NameError.
 func (c *Catalogue) Lookup(name string) (Flag, error) {
 	w := parseWord(name)
@@ -180,7 +180,7 @@ func (c *Catalogue) flag(name string) (Flag, bool) {
 }
 
 // nearFlag returns the flag that a misspelt name most likely means, or "". Flag names are
-// long and similar, so the name may differ at only one place.
+// long and similar, so the name may differ in only one place.
 func (c *Catalogue) nearFlag(name string) string {
 	if len(name) < 4 || len(name) > 120 {
 		return ""
@@ -204,7 +204,7 @@ func (c *Catalogue) nearFlag(name string) string {
 	return s
 }
 
-// strip removes the common start and the common end of two texts.
+// strip removes the common beginning and the common end of two texts.
 func strip(a, b string) (string, string) {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
@@ -240,7 +240,7 @@ func (c *Catalogue) generation(name string) string {
 	return ""
 }
 
-// A NameError says that the catalogue has no flag, group or preset with a name, or that a
+// A NameError says that the catalogue has no flag, group or preset of a name, or that a
 // short name could mean several.
 type NameError struct {
 	Kind    string // "flag" or "preset"
@@ -308,11 +308,10 @@ func (e *MismatchError) Hint() string {
 	return "leave it out, or leave the GPU presets and flags out"
 }
 
-// Expand returns the flags of presets and groups, in the given order. A name is the name of
-// a preset ("v5e/128b") or of a group ("CF_FOR_ALL_GATHER",
-// "CUSTOM_VMEM_LIMIT_FLAG=65536"). It may also be the end of a preset's name ("128b"), if
-// that is the end of only one preset of the generation. One name may consist of several
-// names joined by commas. The generation may be empty. The error is a *NameError or
+// Expand returns the flags of presets and groups, in the given order. A name is that of a
+// preset ("v5e/128b") or of a group ("CF_FOR_ALL_GATHER", "CUSTOM_VMEM_LIMIT_FLAG=65536"),
+// or the end of a preset's name ("128b") if only one preset of the generation has it. Names
+// may be joined by commas. The generation may be "". The error is a *NameError or
 // *MismatchError.
 func (c *Catalogue) Expand(presets []string, generation string) (Args, error) {
 	var args Args
@@ -372,7 +371,7 @@ func (c *Catalogue) Group(name string) (Group, error) {
 	return Group{}, &NameError{Kind: "preset", Name: name, Suggest: c.nearPreset(name)}
 }
 
-// In the flags of a group with a parameter, parameter stands in place of the value.
+// parameter stands for the value in the flags of a group with a parameter.
 const parameter = "VALUE"
 
 func substitute(flags []string, value string) []string {
@@ -385,8 +384,8 @@ func substitute(flags []string, value string) []string {
 	return out
 }
 
-// Preset finds a preset by its name. The end of the name is enough if it is the end of only
-// one preset of the generation. The error is a *NameError.
+// Preset finds a preset by its name, or by the end of its name if only one preset of the
+// generation has it. The error is a *NameError.
 func (c *Catalogue) Preset(name, generation string) (Preset, error) {
 	wanted := c.canonical(name)
 	if generation != "" && !strings.HasPrefix(wanted, generation+"/") {
@@ -424,8 +423,8 @@ func (c *Catalogue) Preset(name, generation string) (Preset, error) {
 }
 
 // canonical returns a preset's name in the spelling of the catalogue: in lower case, with
-// the present name of the generation. name may be the path of a launch script. Then
-// canonical drops the directories up to the generation, and the suffix .sh.
+// the present name of the generation. Of the path of a launch script, it drops the
+// directories up to the generation, and the suffix .sh.
 func (c *Catalogue) canonical(name string) string {
 	name = strings.TrimSuffix(strings.ToLower(name), ".sh")
 	if _, rest, ok := strings.Cut(name, "maxtext/configs/"); ok {

@@ -11,7 +11,7 @@ import (
 )
 
 // corrected has the groups and presets that differ from their sources, with what is wrong
-// in the source.
+// there.
 var corrected = map[string]string{
 	"v4/22b":                  "a variable inside the flags",
 	"v4/52b":                  "a variable inside the flags",
@@ -160,12 +160,12 @@ func TestEveryGroupAndPresetIsItsSource(t *testing.T) {
 	}
 }
 
-// TestWhatShipsIsClean fails if a preset still has a fault. It also fails if Check finds no
-// fault in the source of a corrected preset.
+// TestWhatShipsIsClean: no preset has a fault. Check finds a fault in the source of every
+// corrected preset.
 func TestWhatShipsIsClean(t *testing.T) {
 	c := Load()
-	// These are questionable, but come from measured setups: more vector memory than in the
-	// guide, and SparseCore flags on v5e.
+	// Questionable, but from measured setups: more vector memory than in the guide, and
+	// SparseCore flags on v5e.
 	doubtful := []string{RuleVMEM, RuleSparseCore}
 	for _, p := range c.Presets() {
 		for _, f := range c.Check(strings.Join(p.Flags, " "), p.Generation) {
