@@ -20,29 +20,29 @@ import (
 // A Pod is what was last seen of a pod of a workload.
 type Pod struct {
 	Worker  tpu.WorkerID
-	Restart int // how often the JobSet had restarted when it made the pod
+	Restart int // number of restarts of the JobSet when it made the pod
 	Name    string
 	UID     string
 	Node    string // "" while no node is chosen
 
 	Created  time.Time
-	Started  time.Time // of the first container; zero: none has started
-	Deleting time.Time // when somebody asked to delete it; zero: nobody has
-	Ended    time.Time // when its last container ended, or when the pod was gone; zero: it lives
+	Started  time.Time // start of the first container; zero: none has started
+	Deleting time.Time // when somebody asked for its deletion; zero: nobody has
+	Ended    time.Time // when its last container ended, or the pod was gone; zero: it lives
 	Gone     bool      // the object was deleted
 
-	Exit Exit // of the container that failed first, else of the one that ended last
+	Exit Exit // how the container ended that failed first, or else the one that ended last
 }
 
-// An Exit is how a container ended. The zero Exit says that it is not known.
+// An Exit is how a container ended. The zero Exit means that this is unknown.
 type Exit struct {
 	Known     bool
 	Container string
 	Code      int
-	Time      time.Time // by the clock of the node; of whole seconds unless the agent told it
+	Time      time.Time // by the clock of the node; in whole seconds unless the agent reported it
 	Cause     Cause
 	Detail    string   // what the cluster says about Cause
-	Agent     *pod.End // what the agent told; nil: nothing
+	Agent     *pod.End // what the agent reported; nil: nothing
 }
 
 // A Cause is a reason for an end that is not the program's own.
@@ -54,11 +54,10 @@ const (
 	OutOfMemory Cause = "OOMKilled"        // the kernel killed a process of the container
 	Disrupted   Cause = "DisruptionTarget" // the cluster took the pod away: preemption, a node that shuts down
 	Evicted     Cause = "Evicted"          // the node had not enough memory or disk
-	Lost        Cause = "Lost"             // the pod is gone, and nothing tells how it ended
+	Lost        Cause = "Lost"             // the pod is gone, and nothing says how it ended
 )
 
-// PodOf returns what a pod object tells. It returns false for a pod that is no worker of a
-// workload.
+// PodOf returns what a pod object says, or false for a pod that is no worker of a workload.
 func PodOf(o *corev1.Pod) (Pod, bool) {
 	slice, err := strconv.Atoi(o.Labels[jobset.JobIndexKey])
 	if err != nil {
@@ -78,7 +77,7 @@ func PodOf(o *corev1.Pod) (Pod, bool) {
 	}
 	if o.DeletionTimestamp != nil {
 		p.Deleting = o.DeletionTimestamp.Time
-		if grace := o.DeletionGracePeriodSeconds; grace != nil { // the stamp is when the grace period ends
+		if grace := o.DeletionGracePeriodSeconds; grace != nil { // the stamp is the end of the grace period
 			p.Deleting = p.Deleting.Add(-time.Duration(*grace) * time.Second)
 		}
 	}
@@ -103,8 +102,7 @@ func PodOf(o *corev1.Pod) (Pod, bool) {
 	return p, true
 }
 
-// read takes over what a container's status tells. It returns when the container ended;
-// zero: it has not.
+// read adds what a container's status says. end is when the container ended, or zero.
 func (p *Pod) read(o *corev1.Pod, c corev1.ContainerStatus) (end time.Time) {
 	var began time.Time
 	switch {
@@ -123,8 +121,7 @@ func (p *Pod) read(o *corev1.Pod, c corev1.ContainerStatus) (end time.Time) {
 	return end
 }
 
-// Vanished returns what is known of p after its object has gone. at is the time when that
-// was seen.
+// Vanished returns what is known of p after its object has gone. at is when that was seen.
 func (p Pod) Vanished(at time.Time) Pod {
 	p.Gone = true
 	if p.Ended.IsZero() {
@@ -136,7 +133,7 @@ func (p Pod) Vanished(at time.Time) Pod {
 	return p
 }
 
-// Failed reports whether the pod ended, and not with 0.
+// Failed reports whether the pod ended with a code other than 0.
 func (p Pod) Failed() bool { return p.Exit.Known && p.Exit.Code != 0 }
 
 // Succeeded reports whether the pod ended with 0.
@@ -155,8 +152,8 @@ func exitOf(o *corev1.Pod, name string, t *corev1.ContainerStateTerminated) Exit
 	return e
 }
 
-// worse reports whether e says more about a pod than another exit. A failure says more than
-// a success, and an early failure more than a later one.
+// worse reports whether e says more about a pod than the exit than. A failure says more
+// than a success, and an early failure more than a later one.
 func worse(e, than Exit) bool {
 	switch failed := e.Code != 0; {
 	case !than.Known || failed != (than.Code != 0):
@@ -200,15 +197,14 @@ func whenFailed(o *corev1.Pod) (at time.Time) {
 // An Attempt is one start of the command on all workers.
 type Attempt struct {
 	Number  int   // from 1
-	Restart int   // how often the JobSet had restarted
+	Restart int   // number of restarts of the JobSet
 	Pods    []Pod // sorted by worker, and those of one worker by age
 }
 
-// Attempts sorts the pods of a workload into attempts, oldest first. Another count of
+// Attempts sorts the pods of a workload into attempts, oldest first. Another number of
 // restarts is another attempt. A new attempt also begins when the cluster makes a pod for a
-// worker that already had one, and no pod of the earlier attempt lives any more. If pods of
-// the earlier attempt still live, the cluster has only replaced that one pod. Replaced
-// names the workers of such pods.
+// worker that had one, and no pod of the earlier attempt is alive. If some are alive, the
+// cluster has only replaced that one pod. Replaced names the workers of such pods.
 func Attempts(pods []Pod) []Attempt {
 	sorted := slices.Clone(pods)
 	slices.SortFunc(sorted, func(a, b Pod) int {
@@ -256,13 +252,13 @@ func (a Attempt) Replaced() (workers []tpu.WorkerID) {
 // A Failure is the first failure of an attempt.
 type Failure struct {
 	Pod     Pod
-	Stopped []tpu.WorkerID // the workers that ended after it, because of it
+	Stopped []tpu.WorkerID // the workers that ended later because of it
 }
 
-// FirstFailure returns the first failure of an attempt; false: nothing failed. The earliest
-// end counts, by the clocks of the nodes. Clusters tell only whole seconds. Among the ends
-// of one second, a pod that ended by itself comes before a pod that was being stopped.
-// After that, the agents' times decide.
+// FirstFailure returns the first failure of an attempt, or false if nothing failed. The
+// earliest end counts, by the clocks of the nodes. Clusters report only whole seconds.
+// Within a second, a pod that ended by itself comes before a pod that was being stopped;
+// then the agents' times decide.
 func (a Attempt) FirstFailure() (Failure, bool) {
 	var failed []Pod
 	for _, p := range a.Pods {
@@ -307,9 +303,9 @@ func (p Pod) failedAt() time.Time {
 	return p.Ended
 }
 
-// stopped reports whether somebody stopped the pod before it ended.
+// stopped reports whether somebody stopped the pod before its end.
 func (p Pod) stopped() bool {
-	if p.Exit.Cause != NoCause { // what took it away is its own failure
+	if p.Exit.Cause != NoCause { // the reason for which it was taken away is its own failure
 		return false
 	}
 	if p.Exit.Agent != nil {
@@ -318,7 +314,8 @@ func (p Pod) stopped() bool {
 	return !p.Deleting.IsZero() && !p.Deleting.After(p.failedAt())
 }
 
-// String returns the failure in words: "s0w2 was first: exit code 1; s0w[0-1,3] stopped because of it".
+// String describes the failure: "s0w2 was first: exit code 1; s0w[0-1,3] stopped because of
+// it".
 func (f Failure) String() string {
 	how := " was first: "
 	if f.Pod.stopped() {
@@ -331,7 +328,7 @@ func (f Failure) String() string {
 	return text
 }
 
-// String returns an exit in words.
+// String describes an exit.
 func (e Exit) String() string {
 	how := fmt.Sprintf("exit code %d", e.Code)
 	if e.Agent != nil && e.Agent.Code == e.Code && e.Agent.Signal != "" {
@@ -361,12 +358,12 @@ func (e Exit) String() string {
 	return why + ", " + how
 }
 
-// jobFailure is what the Job controller says about a failed pod. The cluster may have
-// deleted the pod.
+// jobFailure is what the Job controller says about a failed pod, which the cluster may have
+// deleted.
 var jobFailure = regexp.MustCompile(`^Container (\S+) for pod [^/]+/(\S+) failed with exit code (\d+) matching FailJob rule`)
 
-// JobFailure returns what a failed Job tells about the pod that failed; false: nothing. Use
-// it if FirstFailure finds no pod.
+// JobFailure returns what a failed Job says about the pod that failed, or false. It is for
+// the case that FirstFailure finds no pod.
 func JobFailure(job *batchv1.Job) (Pod, bool) {
 	for _, c := range job.Status.Conditions {
 		m := jobFailure.FindStringSubmatch(c.Message)

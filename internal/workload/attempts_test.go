@@ -16,14 +16,14 @@ import (
 	"multihost/internal/workload"
 )
 
-// at returns a time of the tests, given in seconds after a fixed time.
+// at returns a time, in seconds after a fixed time.
 func at(seconds float64) time.Time {
 	return time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC).Add(time.Duration(seconds * float64(time.Second)))
 }
 
 func stamp(seconds float64) metav1.Time { return metav1.NewTime(at(seconds)) }
 
-// object returns the pod of a worker, which runs since second 10.
+// object returns the pod of a worker, which has been running since second 10.
 func object(slice, worker, restart int, change ...func(*corev1.Pod)) *corev1.Pod {
 	o := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -153,7 +153,7 @@ func TestWhoFailedFirst(t *testing.T) {
 	}
 }
 
-// A pod that is gone without a word counts only if nobody else tells a failure.
+// A pod that has gone without a word counts only if no other pod reports a failure.
 func TestAPodThatIsGone(t *testing.T) {
 	t.Parallel()
 	pods := read(t, object(0, 0, 0), object(0, 1, 0))

@@ -30,18 +30,18 @@ const (
 	labelPolicy      = "cloud.google.com/placement-policy-name"
 )
 
-// ChipResource is the resource that counts TPU chips. It is also the key of the taint of
-// nodes that have them.
+// ChipResource is the resource that counts TPU chips, and also the key of the taint of
+// nodes with chips.
 const ChipResource = "google.com/tpu"
 
-// Where the agent and the script of the preflight are in an image, and the folder into which
-// the init container copies both.
+// Where an image has the agent and the script of the preflight, and the folder to which the
+// init container copies both.
 const (
-	AgentDir      = "/multihost"              // an emptyDir; has the output of the command, too
+	AgentDir      = "/multihost"              // an emptyDir, which also has the output of the command
 	AgentFile     = "/multihost-agent"        // in an image
-	PreflightFile = "/multihost-preflight.sh" // beside it
+	PreflightFile = "/multihost-preflight.sh" // in an image, beside the agent
 	shared        = "multihost"               // name of the volume and of the init container
-	shmName       = "dshm-2"                  // volume for shared memory
+	shmName       = "dshm-2"                  // quantity returns how much of a resource a container needs. The error is a *SpecError.
 	shmDir        = "/dev/shm"
 )
 
@@ -94,7 +94,7 @@ func JobSet(s Spec) (*jobset.JobSet, error) {
 // job returns the Job of a slice.
 func (s Spec) job(labels map[string]string) batchv1.JobSpec {
 	codes := &batchv1.PodFailurePolicyOnExitCodesRequirement{Operator: batchv1.PodFailurePolicyOnExitCodesOpNotIn, Values: s.restarting()}
-	if names := s.containers(); len(names) == 1 { // otherwise the rule is for all
+	if names := s.containers(); len(names) == 1 { // otherwise the rule is for all containers
 		codes.ContainerName = &names[0]
 	}
 	workers := int32(s.Workers())
@@ -137,8 +137,8 @@ func (s Spec) pod() corev1.PodSpec {
 	return pod
 }
 
-// containers returns the names of the containers of a pod. A worker of tpu7x has two, each
-// with half of the chips, as XPK makes them.
+// containers returns the names of the containers of a pod. As with XPK, a worker of tpu7x
+// has two, each with half of the chips.
 func (s Spec) containers() []string {
 	name := cmp.Or(s.Container, DefaultContainer)
 	if n, err := tpu.NodesOf(s.Type); err == nil && s.Type.Generation.Devices > 1 && n.Machine.Chips > 1 && !s.Apart {
@@ -175,7 +175,7 @@ func (s Spec) container(i int, name string) corev1.Container {
 }
 
 // numa returns how the command is bound to a NUMA node. Two containers on a node would be
-// bound to the same half of its memory. So numa binds them only if the user asks for it.
+// bound to the same half of its memory, so that happens only if the user asks for it.
 func (s Spec) numa() string {
 	switch {
 	case s.NUMA != "":
@@ -187,8 +187,8 @@ func (s Spec) numa() string {
 }
 
 // env returns the variables of a container: the user's, and those from which the agent
-// makes the variables that multihost sets on all kinds of workers. The last of several
-// values of a name counts, because a list of Kubernetes has each name once.
+// makes the variables that multihost sets on all kinds of workers. Of several values of a
+// name, the last one counts, because Kubernetes takes each name once.
 func (s Spec) env(local int) []corev1.EnvVar {
 	from := func(name, path string) corev1.EnvVar {
 		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
@@ -219,14 +219,14 @@ func (s Spec) env(local int) []corev1.EnvVar {
 	return all
 }
 
-// plain returns a text from which Kubernetes makes the given one when it replaces $(NAME)
+// plain returns a text that Kubernetes turns into the given one when it replaces $(NAME)
 // and $$.
 func plain(text string) string { return strings.ReplaceAll(text, "$", "$$") }
 
 func (s Spec) limits() corev1.ResourceList {
 	limits := corev1.ResourceList{}
 	for _, r := range s.Resources {
-		limits[corev1.ResourceName(r.Name)], _ = r.quantity() // Check has parsed it
+		limits[corev1.ResourceName(r.Name)], _ = r.quantity() // parsed by Check, so without an error
 	}
 	if n, err := tpu.NodesOf(s.Type); err == nil {
 		limits[ChipResource] = *resource.NewQuantity(int64(n.Machine.Chips/len(s.containers())), resource.DecimalSI)

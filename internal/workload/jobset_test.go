@@ -52,11 +52,10 @@ func made(t *testing.T, s workload.Spec) *jobset.JobSet {
 	return js
 }
 
-// numbers matches a list of numbers. Indented JSON has a line for each of them.
+// numbers matches a list of numbers, which indented JSON writes one a line.
 var numbers = regexp.MustCompile(`\[[\d,\s]+\]`)
 
-// missing appends the fields of want that got lacks, and those that have another value in
-// got.
+// missing appends the fields of want that got lacks or has with another value.
 func missing(path string, want, got any, to []string) []string {
 	switch w := want.(type) {
 	case map[string]any:
@@ -246,7 +245,7 @@ func TestOneClearErrorForEachFault(t *testing.T) {
 	}
 }
 
-// The agent binds the command where that is advised, and only then.
+// The agent binds the command only where that is advised.
 func TestWhatTheAgentIsTold(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

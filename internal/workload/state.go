@@ -8,7 +8,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 )
 
-// A State says how far a workload is.
+// A State says how far a workload has come.
 type State string
 
 // The states of a workload.
@@ -21,7 +21,7 @@ const (
 	Leaving   State = "being deleted"
 )
 
-// StateOf returns the state of a workload. own is Kueue's object for it; nil: there is none.
+// StateOf returns the state of a workload. own is Kueue's object for it, or nil.
 func StateOf(js *jobset.JobSet, own *kueue.Workload) State {
 	var ready, want int32
 	for _, job := range js.Spec.ReplicatedJobs {
@@ -45,7 +45,7 @@ func StateOf(js *jobset.JobSet, own *kueue.Workload) State {
 	return Running
 }
 
-// EndOf returns when a workload ended; zero: it has not.
+// EndOf returns when a workload ended, or zero if it has not.
 func EndOf(js *jobset.JobSet) (at time.Time) {
 	for _, c := range js.Status.Conditions {
 		if ended(js, c.Type) {
@@ -55,7 +55,8 @@ func EndOf(js *jobset.JobSet) (at time.Time) {
 	return at
 }
 
-// EndMessage returns what the cluster says about the end of a workload; "": it has not ended.
+// EndMessage returns what the cluster says about the end of a workload, or "" if it has not
+// ended.
 func EndMessage(js *jobset.JobSet) (text string) {
 	for _, c := range js.Status.Conditions {
 		if ended(js, c.Type) {
@@ -65,8 +66,8 @@ func EndMessage(js *jobset.JobSet) (text string) {
 	return text
 }
 
-// ended reports whether conditions of this kind say that a JobSet has ended, and js has one
-// that is true.
+// ended reports whether conditions of this kind mean the end of a JobSet, and one of js is
+// true.
 func ended(js *jobset.JobSet, kind string) bool {
 	return (kind == string(jobset.JobSetCompleted) || kind == string(jobset.JobSetFailed)) && meta.IsStatusConditionTrue(js.Status.Conditions, kind)
 }

@@ -20,37 +20,37 @@ import (
 
 // A Scene is what a cluster shows of a workload that may be waiting.
 type Scene struct {
-	Cluster  string // its name, if GKE has it, for commands about it
-	Flags    string // that name the cluster in other commands: "--cluster=c"; may be empty
+	Cluster  string // the cluster's name, if it is of GKE, for commands about it
+	Flags    string // flags that name the cluster in other commands: "--cluster=c"; may be ""
 	Now      time.Time
 	JobSet   *jobset.JobSet
-	Workload *kueue.Workload  // Kueue's object for the JobSet; nil: there is none
+	Workload *kueue.Workload  // Kueue's object for the JobSet, or nil
 	Others   []kueue.Workload // the other workloads of the same ClusterQueue
-	Pods     []corev1.Pod     // of the JobSet
+	Pods     []corev1.Pod     // pods of the JobSet
 	Events   []corev1.Event   // about the JobSet, its Jobs and its pods
-	Pools    []Pool           // of the cluster; nil: not known
+	Pools    []Pool           // node pools of the cluster; nil: unknown
 }
 
 // A Pool is a node pool of GKE.
 type Pool struct {
 	Name        string
 	State       string // GKE's word: RUNNING, PROVISIONING, RECONCILING, ERROR, …
-	Message     string // why it is in State, if GKE tells
+	Message     string // why it is in State, if GKE says so
 	Accelerator string // label of its nodes
 	Topology    string
 	FlexStart   bool // its nodes come when there is capacity for them
-	Nodes       int  // that exist; negative: not known
+	Nodes       int  // number of existing nodes; negative: unknown
 }
 
 // A Wait says why a workload does not run.
 type Wait struct {
 	Why     string `json:"why"`     // one sentence without a full stop
-	Command string `json:"command"` // what to type about it
+	Command string `json:"command"` // what to type
 	Normal  bool   `json:"normal"`  // it passes by itself within minutes
 }
 
-// Waits returns why the workload does not run on all its workers; false: it does, or it has
-// ended. The first cause on the way from the queue to the programs counts.
+// Waits returns why the workload does not run on all its workers, or false if it does or
+// has ended. The first cause on the way from the queue to the programs counts.
 func Waits(s Scene) (Wait, bool) {
 	if s.JobSet == nil || s.over() {
 		return Wait{}, false
@@ -115,7 +115,7 @@ func (s Scene) isTrue(kind string) bool {
 	return c != nil && c.Status == metav1.ConditionTrue
 }
 
-// What Kueue says about a workload that gets no quota, in the words of its source.
+// What Kueue says about a workload without quota, in the words of its source.
 var (
 	lacking  = regexp.MustCompile(`insufficient unused quota for (\S+) in flavor (\S+), (\S+) more needed`)
 	tooLarge = regexp.MustCompile(`insufficient quota for (\S+) in flavor (\S+), previously considered podsets requests \((\S+)\) \+ current podset request \((\S+)\) > maximum capacity \((\S+)\)`)
@@ -140,7 +140,7 @@ func (s Scene) queued() (Wait, bool) {
 	return w, true
 }
 
-// quota returns what a message of Kueue about quota means.
+// quota explains a message of Kueue about quota.
 func (s Scene) quota(message string) Wait {
 	list := s.command("workload", "list")
 	requeue := s.Workload.Status.RequeueState
@@ -169,7 +169,7 @@ func (s Scene) quota(message string) Wait {
 	return Wait{Why: "Kueue has not looked at it yet" + s.place(), Command: list, Normal: true}
 }
 
-// sum adds two numbers of a message. If the texts are not numbers, sum joins them.
+// sum adds two numbers of a message, or joins texts that are no numbers.
 func sum(a, b string) string {
 	x, errX := strconv.ParseInt(a, 10, 64)
 	y, errY := strconv.ParseInt(b, 10, 64)
@@ -179,7 +179,7 @@ func sum(a, b string) string {
 	return strconv.FormatInt(x+y, 10)
 }
 
-// evicted returns why Kueue took the quota of the workload back; "": it did not.
+// evicted returns why Kueue took the quota of the workload back, or "" if it did not.
 func (s Scene) evicted() string {
 	c := s.condition(kueue.WorkloadEvicted)
 	if c == nil || c.Status != metav1.ConditionTrue {
@@ -219,8 +219,8 @@ func (s Scene) preemptor(message string) string {
 	return " by a workload that is gone"
 }
 
-// nameOf returns the name of the JobSet to which a workload of Kueue belongs. If there is
-// no JobSet, it returns the name of the workload itself.
+// nameOf returns the name of the JobSet of a Kueue workload, or else the name of the
+// workload itself.
 func nameOf(w kueue.Workload) string {
 	for _, o := range w.OwnerReferences {
 		if o.Controller != nil && *o.Controller {
@@ -238,8 +238,7 @@ func describe(w kueue.Workload) string {
 	return nameOf(w)
 }
 
-// holders names the workloads that hold quota of a flavor, the largest first; "": none is
-// known.
+// holders names the workloads with quota of a flavor, largest first, or returns "".
 func (s Scene) holders(res corev1.ResourceName, flavor kueue.ResourceFlavorReference) string {
 	type holder struct {
 		name string
@@ -275,7 +274,7 @@ func (s Scene) holders(res corev1.ResourceName, flavor kueue.ResourceFlavorRefer
 	return tpu.FewNames(names) + " hold"
 }
 
-// place returns how many workloads come before this one, in words; "": none does.
+// place says how many workloads come before this one, or returns "" if none does.
 func (s Scene) place() string {
 	switch n := Ahead(*s.Workload, s.Others); n {
 	case 0:
@@ -288,8 +287,7 @@ func (s Scene) place() string {
 }
 
 // Ahead returns how many of the other workloads of a ClusterQueue come before w: those that
-// wait for quota and have a higher priority, or have the same priority and have waited
-// longer.
+// wait for quota with a higher priority, or with the same one for a longer time.
 func Ahead(w kueue.Workload, others []kueue.Workload) (n int) {
 	for _, other := range others {
 		if meta.IsStatusConditionTrue(other.Status.Conditions, kueue.WorkloadQuotaReserved) || meta.IsStatusConditionTrue(other.Status.Conditions, kueue.WorkloadFinished) ||
@@ -311,8 +309,8 @@ func priority(w kueue.Workload) int32 {
 }
 
 // queuedSince returns when a workload took its place in the queue. If the pods of a
-// workload were not ready in time, Kueue evicts it and gives it a new place at that time.
-// Every other workload keeps the place that it got when it was made.
+// workload are not ready in time, Kueue evicts it and gives it a new place at that time.
+// Every other workload keeps the place from its creation.
 func queuedSince(w kueue.Workload) time.Time {
 	if c := meta.FindStatusCondition(w.Status.Conditions, kueue.WorkloadEvicted); c != nil && c.Status == metav1.ConditionTrue && c.Reason == kueue.WorkloadEvictedByPodsReadyTimeout {
 		return c.LastTransitionTime.Time
@@ -320,7 +318,7 @@ func queuedSince(w kueue.Workload) time.Time {
 	return w.CreationTimestamp.Time
 }
 
-// checked returns which admission check holds up a workload that has quota.
+// checked returns which admission check holds up a workload with quota.
 func (s Scene) checked() (Wait, bool) {
 	if s.Workload == nil || s.isTrue(kueue.WorkloadAdmitted) {
 		return Wait{}, false
@@ -338,8 +336,8 @@ func (s Scene) checked() (Wait, bool) {
 	return Wait{Why: "it has its quota, and Kueue has not admitted it yet", Command: s.command("workload", "list"), Normal: true}, true
 }
 
-// stuckAfter is how long a pod may still exist after its grace period. The kubelet and the
-// controllers need some seconds of that.
+// stuckAfter is how long a pod may exist after its grace period: the kubelet and the
+// controllers need some seconds.
 const stuckAfter = time.Minute
 
 // terminating returns the pod that does not end. JobSet makes the pods of the next attempt
@@ -368,8 +366,8 @@ func (s Scene) sorted() []corev1.Pod {
 	return pods
 }
 
-// imageFaults are the reasons for which a container gets no image, and faults are the other
-// reasons for which it does not start.
+// imageFaults are the reasons why a container gets no image, and faults the other reasons
+// why it does not start.
 var (
 	imageFaults = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable"}
 	faults      = []string{"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff", "PreCreateHookError", "PreStartHookError", "PostStartHookError"}
@@ -402,7 +400,7 @@ func (s Scene) broken() (Wait, bool) {
 		return Wait{}, false
 	}
 	message := found.Message
-	if found.Reason == "ImagePullBackOff" { // it says only that the kubelet waits; the event has the cause
+	if found.Reason == "ImagePullBackOff" { // this only says that the kubelet waits; the event has the cause
 		if told := s.told(about, "Failed", "Failed to pull image"); told != "" {
 			message = told
 		}
@@ -413,8 +411,8 @@ func (s Scene) broken() (Wait, bool) {
 	return Wait{Why: fmt.Sprintf("%s cannot start the container: %s: %s", tpu.FoldShort(workers), found.Reason, sentence(message)), Command: s.command("workload", "delete", s.JobSet.Name)}, true
 }
 
-// imageCause says in words what a kubelet's message about an image means. A message that is
-// not known stays as it is.
+// imageCause explains a kubelet's message about an image. An unknown message stays as it
+// is.
 func imageCause(message string) string {
 	low := strings.ToLower(message)
 	switch {
@@ -430,8 +428,8 @@ func imageCause(message string) string {
 	return sentence(message)
 }
 
-// told returns the message of the newest event that is about the pod and has the reason.
-// The message must contain part. "" means that there is no such event.
+// told returns the message of the newest event about the pod that has the reason, if the
+// message contains part, or "".
 func (s Scene) told(about corev1.Pod, reason, part string) string {
 	var newest time.Time
 	text := ""
@@ -446,7 +444,7 @@ func (s Scene) told(about corev1.Pod, reason, part string) string {
 	return text
 }
 
-// when returns the last time of an event. Newer components fill EventTime only.
+// when returns the last time of an event. Newer components fill only EventTime.
 func when(e corev1.Event) time.Time {
 	if e.Series != nil {
 		return e.Series.LastObservedTime.Time
@@ -536,7 +534,7 @@ func (s Scene) pools(who string) (Wait, bool) {
 	return Wait{}, false
 }
 
-// poolCause says what GKE's message about a broken pool means.
+// poolCause explains GKE's message about a broken pool.
 func poolCause(message string) string {
 	low := strings.ToLower(message)
 	switch {
@@ -602,12 +600,12 @@ func (s Scene) startingPod(p corev1.Pod) string {
 	return fmt.Sprintf("node %s is starting the container", cmp.Or(p.Spec.NodeName, "(not chosen yet)"))
 }
 
-// leaderFirst is the text with which JobSet refuses the pods of a slice until the first pod
-// of the slice has a node.
+// leaderFirst is the text with which JobSet refuses the pods of a slice until the slice's
+// first pod has a node.
 const leaderFirst = "leader pod not yet scheduled"
 
-// refused returns why the cluster refuses to make pods; "": it does not, or only until the
-// first pod of each slice has a node.
+// refused returns why the cluster refuses to make pods. It returns "" if it does not, or
+// only until the first pod of each slice has a node.
 func (s Scene) refused() string {
 	var newest time.Time
 	text := ""
@@ -619,7 +617,8 @@ func (s Scene) refused() string {
 	return text
 }
 
-// sentence makes a message of the cluster a part of a sentence: one line, no full stop.
+// sentence makes a message of the cluster a part of a sentence: one line without a full
+// stop.
 func sentence(message string) string {
 	return strings.TrimRight(strings.Join(strings.Fields(message), " "), ".;: ")
 }

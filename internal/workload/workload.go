@@ -1,9 +1,9 @@
-// Package workload says what a workload is on a Kubernetes cluster: the JobSet that carries
-// its command, and what the cluster's objects tell about it later: its attempts, the pod that
+// Package workload says what a workload is on a Kubernetes cluster: the JobSet with its
+// command, and what the cluster's objects say about it later: its attempts, the pod that
 // failed first, and why it waits. It is pure: it reads and writes no cluster.
 //
-// A workload has slices, and a slice has workers. Each slice is a Job of the JobSet and each
-// worker a pod. The label job-index is the slice, job-completion-index is the worker.
+// A workload has slices, and a slice has workers. Each slice is a Job of the JobSet, and
+// each worker a pod. The label job-index is the slice, job-completion-index the worker.
 //
 // # Decisions
 //
@@ -13,12 +13,12 @@
 //     argument, so no text of the command is ever part of a script of ours.
 //   - Kubernetes replaces $(NAME) and $$ in arguments and in values of variables. JobSet
 //     doubles each dollar sign, so that the program gets what the user typed.
-//   - A pod that the cluster takes away counts as a failure that a restart repairs, whatever
-//     its exit code is. This rule comes before those of exit codes, because a program may end
-//     with 1 when it is told to stop.
-//   - An attempt is not only a count of restarts: if Kueue takes a workload's quota and
-//     gives it back, the count stays. So the function Attempts also tells pods of one
-//     worker apart by their UID.
+//   - A pod that the cluster takes away counts as a failure that a restart repairs,
+//     whatever its exit code. This rule comes before those about exit codes, because a
+//     program may end with 1 when it is told to stop.
+//   - An attempt is more than a number of restarts: if Kueue takes a workload's quota and
+//     gives it back, the number stays. So the function Attempts also distinguishes pods of
+//     one worker by their UID.
 package workload
 
 import (
@@ -32,7 +32,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Defaults of a Spec, which are XPK's.
+// Defaults of a Spec, the same as XPK's.
 const (
 	DefaultNamespace = "default"
 	DefaultQueue     = "multislice-queue"
@@ -43,11 +43,11 @@ const (
 	DefaultGrace     = 30    // seconds between SIGTERM and SIGKILL
 )
 
-// JobName is the name of the one replicated job of a workload. The names of Jobs and pods
+// JobName is the name of the only replicated job of a workload. The names of Jobs and pods
 // contain it.
 const JobName = "slice-job"
 
-// LabelWorkload is the label of JobSets and pods that has the name of the workload. XPK sets
+// LabelWorkload is the label of JobSets and pods with the name of the workload. XPK sets
 // it, too.
 const LabelWorkload = "xpk.google.com/workload"
 
@@ -58,37 +58,37 @@ const LabelQueue = "kueue.x-k8s.io/queue-name"
 // required.
 type Spec struct {
 	Name      string
-	Namespace string // "" means DefaultNamespace
+	Namespace string // "": DefaultNamespace
 	Slices    int
-	Labels    map[string]string // further labels of the JobSet and its pods
+	Labels    map[string]string // more labels of the JobSet and its pods
 
-	Type            tpu.Type // of the slices; zero: pods without TPU
-	PlacementPolicy string   // of the node pools, which tpu7x needs; "" selects none
-	Apart           bool     // give each worker with two or more chips one container only, also where the default is two
+	Type            tpu.Type // type of the slices; zero: pods without TPU
+	PlacementPolicy string   // placement policy of the node pools, for tpu7x; "": any
+	Apart           bool     // give each worker with two or more chips only one container, even where the default is two
 
-	Pods         int               // of a slice without TPU
+	Pods         int               // number of pods of a slice without TPU
 	Resources    []Resource        // limits of each container
-	NodeSelector map[string]string // in addition to that of the type
+	NodeSelector map[string]string // besides that of the type
 
-	Command string // run by bash
+	Command string // a command line for bash
 	Env     []Variable
 	Image   string
-	// AgentImage is an image that holds only the agent; an init container copies the agent
-	// from it. "" means that Image has the agent, as package image adds it.
+	// AgentImage is an image with only the agent, from which an init container copies the
+	// agent. "" means that Image has the agent, as package image adds it.
 	AgentImage string
-	Preflight  bool   // run the preflight before the command; the image of the agent has its script
-	NUMA       string // bind, preferred or off: see the flag --numa; "" binds the generations for which that is advised
-	PullSecret string // name of a secret to pull the images with; "": none
+	Preflight  bool   // run the preflight before the command; the agent's image has its script
+	NUMA       string // bind, preferred or off, as in --numa; "": bind for the generations for which that is advised
+	PullSecret string // name of the secret for pulling the images; "": none
 	Account    string // service account of the pods; "": the namespace's default
 
-	Queue     string // of Kueue; "" leaves the JobSet to no queue
+	Queue     string // queue of Kueue; "": none
 	Priority  string // name of a PriorityClass; "": the cluster's default
-	Scheduler string // "" means DefaultScheduler
-	Container string // name of the container; "" means DefaultContainer
+	Scheduler string // "": DefaultScheduler
+	Container string // name of the container; "": DefaultContainer
 
 	MaxRestarts int
 	RestartOn   []int // exit codes that restart the workload, besides RestartCodes
-	TTL         int   // seconds after the end until the JobSet is deleted; negative: never
+	TTL         int   // seconds from the end to the deletion of the JobSet; negative: never
 	Grace       int   // seconds between SIGTERM and SIGKILL
 
 	PodNetwork   bool // give pods a network of their own, not their node's
@@ -112,8 +112,9 @@ func ParseResource(text string) (Resource, error) {
 	return r, err
 }
 
-// RestartCodes returns the exit codes that restart every workload that may restart: 42, by
-// which a program asks for it, and those of signals and of commands that bash cannot run.
+// RestartCodes returns the exit codes that restart every workload that may restart: 42,
+// with which a program asks for it, and those of signals and of commands that bash cannot
+// run.
 func RestartCodes() []int {
 	codes := []int{42}
 	for code := 127; code <= 255; code++ {
@@ -136,7 +137,7 @@ func (e *SpecError) Fault() fault.Kind { return fault.Usage }
 // Hint returns the advice.
 func (e *SpecError) Hint() string { return e.Advice }
 
-// longestName is how long names of Jobs and pods and values of labels may be.
+// longestName limits the names of Jobs and pods, and the values of labels.
 const longestName = 63
 
 // podSuffix stands for the random end of a pod's name.
@@ -151,7 +152,7 @@ func (s Spec) Workers() int {
 	}
 	n, err := tpu.NodesOf(s.Type)
 	if err != nil {
-		return 0 // Check reports it
+		return 0 // reported by Check
 	}
 	return n.Count
 }

@@ -16,17 +16,17 @@ import (
 
 // A Request asks for a workload.
 type Request struct {
-	Spec workload.Spec // its Image is what the user named
+	Spec workload.Spec // with the Image that the user named
 	// Image returns the image for the pods, named by its digest. It is called once the
-	// server has accepted the rest. Nil: the image of Spec.
+	// server has accepted the rest. Nil means the image of Spec.
 	Image func(ctx context.Context) (string, error)
 
 	// NamedQueue and NamedPriority say that the user has chosen the queue or the priority.
-	// If the user has not chosen them, and the cluster has no queues or lacks the default
-	// priority, the workload is made without them.
+	// Otherwise the workload is made without them if the cluster has no queues or lacks the
+	// default priority.
 	NamedQueue, NamedPriority bool
 
-	ID     string // of this request, so that a repeated Create knows its own workload; required
+	ID     string // id of this request, so that a repeated Create knows its own workload; required
 	DryRun bool   // the server checks the workload and keeps nothing; Image is not called
 }
 
@@ -44,10 +44,10 @@ func (e *ExistsError) Error() string { return fmt.Sprintf("there is a workload %
 // Fault returns fault.Usage.
 func (e *ExistsError) Fault() fault.Kind { return fault.Usage }
 
-// Hint says how to go on.
+// Hint returns what to type.
 func (e *ExistsError) Hint() string { return e.advice }
 
-// Create makes a workload and returns its JobSet. It does not wait until the workload runs.
+// Create makes a workload and returns its JobSet, without waiting for the workload to run.
 // Errors are those of workload.JobSet, *ExistsError, *AbsentError, those of Image and of
 // package kube.
 func (c *Cluster) Create(ctx context.Context, r Request) (*jobset.JobSet, error) {
@@ -106,7 +106,7 @@ func (c *Cluster) exists(name string) error {
 	return &ExistsError{name, "see it, or delete it: " + c.command("workload", "status", name) + ", " + c.command("workload", "delete", name)}
 }
 
-// prepare looks for the queue and the priority class. The server would miss them only when
+// prepare looks for the queue and the priority class, which the server would miss only when
 // it makes pods.
 func (c *Cluster) prepare(ctx context.Context, r *Request) error {
 	if r.Spec.Namespace == "" {
@@ -134,7 +134,7 @@ func (c *Cluster) prepare(ctx context.Context, r *Request) error {
 	return nil
 }
 
-// priorities lists the priority classes for a hint. Those of Kubernetes itself are left out.
+// priorities lists the priority classes for a hint, without those of Kubernetes itself.
 func (c *Cluster) priorities(ctx context.Context) string {
 	all, _, err := kube.PriorityClasses.In(c.Client, "").List(ctx, kube.ListOptions{})
 	var names []string

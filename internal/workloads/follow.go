@@ -21,27 +21,28 @@ import (
 
 // FollowOptions say where output goes.
 type FollowOptions struct {
-	// Output opens the place for the output of a container in an attempt. Attempts count
-	// from 1. Follow opens each place once and closes it.
+	// Output opens the receiver of a container's output in an attempt. The first attempt is
+	// 1. Follow opens each receiver once and closes it.
 	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
-	// Look is how often Follow asks why the workload does not run; 0: 10 seconds.
+	// Look is how often Follow asks why the workload does not run. 0 means 10 seconds.
 	Look time.Duration
-	// Settle is how long output may still come after the end of the workload; 0: one minute.
+	// Settle is how long output may still come after the end of the workload. 0 means one
+	// minute.
 	Settle time.Duration
 }
 
 // An Outcome is how a workload ended.
 type Outcome struct {
-	State    workload.State // Succeeded, Failed or, if somebody deleted it, Leaving
+	State    workload.State // Succeeded, Failed, or Leaving if somebody deleted it
 	Message  string         // what the cluster says
 	Attempts []workload.Attempt
-	Failure  *workload.Failure // the first failure of the last attempt; nil: there is none, or it is not known
+	Failure  *workload.Failure // the first failure of the last attempt; nil: none, or unknown
 	// Incomplete names the outputs that lack bytes, with the reason: "attempt 1 s0w1: …".
 	Incomplete []string
 }
 
-// Code returns the exit status of a workload: that of the first failure of the last attempt.
-// It is 1 if that is not known, and 0 only if the workload succeeded.
+// Code returns the exit status of a workload: that of the first failure of the last
+// attempt, 1 if that is unknown, and 0 only if the workload succeeded.
 func (o Outcome) Code() int {
 	switch {
 	case o.State == workload.Succeeded:
@@ -54,7 +55,7 @@ func (o Outcome) Code() int {
 
 // Follow copies the output of all workers of a workload, attempt after attempt, until the
 // workload has ended. It reports why the workload waits, and each failure and restart. If
-// ctx ends, the workload goes on.
+// ctx ends, the workload runs on.
 func (c *Cluster) Follow(ctx context.Context, name string, o FollowOptions) (Outcome, error) {
 	js, err := c.get(ctx, name)
 	if err != nil {
@@ -73,7 +74,7 @@ func (c *Cluster) Follow(ctx context.Context, name string, o FollowOptions) (Out
 	return f.run(ctx)
 }
 
-// following is the state of a Follow. Only run's goroutine uses it; others send it steps.
+// following is the state of a Follow. Only run's goroutine uses it. Others send it steps.
 type following struct {
 	*Cluster
 	FollowOptions
@@ -82,16 +83,16 @@ type following struct {
 	steps chan func()
 
 	pods       map[string]*followed // by UID
-	copies     int                  // that are under way
+	copies     int                  // number of copies in progress
 	incomplete []string
-	why        string // the workload waits, as last reported
-	restarts   int    // as last reported
+	why        string // why the workload waits, as last reported
+	restarts   int    // number of restarts, as last reported
 	deleted    bool
 	away       bool  // the cluster does not answer
-	failed     error // of a watch
+	failed     error // error of a watch
 }
 
-// followed is a pod.
+// followed is a pod whose output is copied.
 type followed struct {
 	pod     workload.Pod
 	copying bool
@@ -174,7 +175,7 @@ func podsOf(name string) kube.ListOptions {
 	return kube.ListOptions{Labels: jobset.JobSetNameKey + "=" + name}
 }
 
-// changed takes over a change of the JobSet.
+// changed handles a change of the JobSet.
 func (f *following) changed(change kube.Change[jobset.JobSet]) {
 	switch {
 	case change.Object == nil:
@@ -217,7 +218,8 @@ func (f *following) history() []workload.Pod {
 	return all
 }
 
-// saw takes over what a pod object tells, and begins to copy its output when it has any.
+// saw handles what a pod object says, and begins to copy the pod's output once there is
+// some.
 func (f *following) saw(ctx context.Context, o *corev1.Pod, gone bool) {
 	now, ok := workload.PodOf(o)
 	if !ok || o.Labels[jobset.JobSetUIDKey] != "" && o.Labels[jobset.JobSetUIDKey] != string(f.js.UID) {
@@ -274,8 +276,8 @@ func (f *following) copy(ctx context.Context, o *corev1.Pod, p workload.Pod, con
 	})
 }
 
-// last reads the pods that are left when the workload has ended: the watch of pods may be
-// behind that of the JobSet.
+// last reads the remaining pods at the end of the workload: the watch of pods may be behind
+// that of the JobSet.
 func (f *following) last(ctx context.Context) error {
 	pods, err := f.Cluster.pods(ctx, f.js.Name)
 	for i := range pods {
@@ -284,7 +286,7 @@ func (f *following) last(ctx context.Context) error {
 	return err
 }
 
-// look reports why the workload does not run, when the reason has changed.
+// look reports why the workload does not run, if the reason has changed.
 func (f *following) look(ctx context.Context) {
 	if f.away {
 		return
@@ -329,7 +331,7 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 			return o, nil
 		}
 	}
-	// The pod that failed may be gone. Its Job tells.
+	// The pod that failed may have gone. Its Job has the reason.
 	jobs, _, err := kube.Jobs.In(f.Client, "").List(ctx, podsOf(f.js.Name))
 	if err != nil && fault.Of(err) != fault.Permission {
 		return o, err
@@ -340,7 +342,7 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 	return o, nil
 }
 
-// String returns an outcome in words, as a verdict.
+// String describes an outcome, as a verdict.
 func (o Outcome) String() string {
 	switch {
 	case o.State == workload.Leaving:

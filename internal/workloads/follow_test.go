@@ -58,7 +58,7 @@ func (o *outputs) texts() map[string]string {
 	return all
 }
 
-// submit makes a workload of two slices of two workers, on node pools that are there.
+// submit makes a workload of two slices of two workers, on existing node pools.
 func submit(t *testing.T, c *workloads.Cluster, s *kubeapi.Server, change func(*workload.Spec)) *jobset.JobSet {
 	t.Helper()
 	for i := range 2 {
@@ -97,8 +97,8 @@ func TestFollowToSuccess(t *testing.T) {
 	}
 }
 
-// One worker fails, and the cluster deletes the pods of the others. Their last bytes arrive
-// all the same, because their agents wait for the follower.
+// One worker fails, and the cluster deletes the pods of the others. Their last bytes still
+// arrive, because their agents wait for the follower.
 func TestFollowToAFailure(t *testing.T) {
 	t.Parallel()
 	c, s, _ := cluster(t)
@@ -191,7 +191,7 @@ func TestFollowAWorkloadThatIsDeleted(t *testing.T) {
 	}
 }
 
-// The follower may go; the workload goes on.
+// If the follower goes, the workload runs on.
 func TestAFollowerThatGoes(t *testing.T) {
 	t.Parallel()
 	c, s, _ := cluster(t)
@@ -214,8 +214,8 @@ func TestAFollowerThatGoes(t *testing.T) {
 	}
 }
 
-// The cluster's API goes away and comes back, and connections to pods break. No byte is lost
-// and none comes twice.
+// The cluster's API goes away and comes back, and connections to pods break. No byte is
+// lost or comes twice.
 func TestFollowThroughAnOutage(t *testing.T) {
 	t.Parallel()
 	c, s, said := cluster(t)
@@ -267,8 +267,8 @@ func TestFollowThroughAnOutage(t *testing.T) {
 	}
 }
 
-// Kueue takes the quota of a workload for a more important one, and gives it back. That is no
-// restart, but another attempt.
+// Kueue takes the quota of a workload for a more important one, and gives it back. That is
+// another attempt, but no restart.
 func TestFollowThroughAPreemption(t *testing.T) {
 	t.Parallel()
 	c, s, said := cluster(t)

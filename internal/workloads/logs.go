@@ -28,14 +28,13 @@ import (
 // LogOptions choose the output of one worker.
 type LogOptions struct {
 	Worker    tpu.WorkerID
-	Container string // "": the first one
-	Follow    bool   // wait for a pod, and then for more output until it has ended
+	Container string // "": the first container
+	Follow    bool   // wait for a pod, and then for more output until the container has ended
 }
 
 // Logs writes the output of a worker in the newest attempt. If the pod has the agent and
 // still runs, Logs writes the exact bytes of the command, and a broken connection loses
-// none of them. Otherwise Logs writes what the node keeps. The node may have dropped the
-// beginning.
+// none. Otherwise it writes what the node keeps. The node may have dropped the beginning.
 func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writer) error {
 	if _, err := c.get(ctx, name); err != nil {
 		return err
@@ -51,8 +50,7 @@ func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writ
 	return c.output(ctx, p, container, o.Follow, w)
 }
 
-// output writes the output of a container. If follow is set, it writes until the container
-// has ended.
+// output writes the output of a container, with follow until the container has ended.
 func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.Container, follow bool, w io.Writer) error {
 	if follow && hasAgent(container) {
 		if p.Status.Phase == corev1.PodRunning {
@@ -72,8 +70,8 @@ func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.C
 // errFound ends a watch.
 var errFound = errors.New("found")
 
-// newest returns the newest pod of a worker. With Follow it waits until there is one whose
-// command has started.
+// newest returns the newest pod of a worker. With Follow it waits for one whose command has
+// started.
 func (c *Cluster) newest(ctx context.Context, name string, o LogOptions) (*corev1.Pod, error) {
 	pods, err := c.pods(ctx, name)
 	if err != nil {
@@ -137,8 +135,8 @@ func hasAgent(c *corev1.Container) bool {
 // againAfter is how long tail waits before it connects again.
 const againAfter = time.Second
 
-// tail writes the exact output of a running container. After a break it goes on behind the
-// last byte. At the end it tells the agent, which waits for that.
+// tail writes the exact output of a running container. After a break it continues behind
+// the last byte. At the end it tells the agent, which waits for that.
 func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Container, w io.Writer) error {
 	agent := append(slices.Clone(container.Command[:1]), "pod")
 	out := newCounted(w)
@@ -174,14 +172,15 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 	}
 }
 
-// unreachable reports whether a connection broke or was refused. That may be an outage:
-// then tail does not ask whether the pod has ended.
+// unreachable reports whether a connection broke or was refused. That may be an outage, so
+// tail does not ask whether the pod has ended.
 func unreachable(err error) bool {
 	var network net.Error
 	return errors.Is(err, kube.ErrCut) || errors.As(err, &network)
 }
 
-// over reports whether the pod has ended, and returns it as it is now; nil: it is gone.
+// over reports whether the pod has ended. now is the pod as it is now, or nil if it has
+// gone.
 func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, over bool) {
 	now, err := kube.Pods.In(c.Client, p.Namespace).Get(ctx, p.Name)
 	switch {
@@ -193,9 +192,9 @@ func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, ove
 	return now, now.Status.Phase == corev1.PodFailed || now.Status.Phase == corev1.PodSucceeded
 }
 
-// rest writes what is missing of the output of a pod that has ended, from what its node
-// keeps. What the node keeps counts only if it begins with the bytes that have been read:
-// the node may have dropped the beginning. The hash that the agent has told proves the end.
+// rest writes what is missing of the output of an ended pod, from what its node keeps. That
+// counts only if it begins with the bytes read before, because the node may have dropped
+// the beginning. The hash that the agent reported proves the end.
 func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out *counted) error {
 	incomplete := func(why string) error {
 		return &AbsentError{Text: fmt.Sprintf("the output is not complete behind byte %d: the pod has ended, and %s", out.n, why), kind: fault.Unavailable}
@@ -225,7 +224,7 @@ func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out
 	return nil
 }
 
-// endOf returns what the agent told of a container that has ended.
+// endOf returns what the agent reported of an ended container.
 func endOf(p *corev1.Pod, container string) (pod.End, bool) {
 	for _, s := range p.Status.ContainerStatuses {
 		if s.Name == container && s.State.Terminated != nil {
@@ -246,7 +245,7 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// exec runs a command in a container until it has ended.
+// exec runs a command in a container and waits for its end.
 func (c *Cluster) exec(ctx context.Context, p *corev1.Pod, container string, command []string, stdout, stderr io.Writer) (int, error) {
 	s, err := c.Client.Exec(ctx, kube.ExecRequest{Namespace: p.Namespace, Pod: p.Name, Container: container, Command: command})
 	if err != nil {
@@ -263,7 +262,7 @@ type counted struct {
 	w    io.Writer
 	n    int64
 	err  error
-	hash hash.Hash // of what it took
+	hash hash.Hash // hash of what it took
 }
 
 func newCounted(w io.Writer) *counted { return &counted{w: w, hash: sha256.New()} }

@@ -1,15 +1,16 @@
-// Package workloads makes, lists, explains, reads and deletes the workloads of a cluster. What
-// the objects of a cluster mean is in package workload; this package reads and writes them.
+// Package workloads makes, lists, explains, reads and deletes the workloads of a cluster.
+// Package workload says what the objects of a cluster mean; this package reads and writes
+// them.
 //
 // # Decisions
 //
 //   - The cluster knows a workload by its JobSet. Everything else follows from it: pods by
 //     their label, Kueue's object by its owner, events by the objects that they are about.
-//   - Create first looks for the queue and the priority class, because the server does not
-//     miss them until it makes pods. Then Create asks the server to check the JobSet. Only
-//     after that does it push an image.
-//   - A cluster may have no Kueue, and a user may read one namespace only. Then less is known,
-//     and nothing fails.
+//   - Create first looks for the queue and the priority class, which the server would miss
+//     only when it makes pods. Then it asks the server to check the JobSet. Only after that
+//     does it push an image.
+//   - If a cluster has no Kueue, or a user may read only one namespace, less is known, and
+//     nothing fails.
 package workloads
 
 import (
@@ -37,11 +38,11 @@ import (
 // A Cluster has workloads. Its methods are safe for concurrent use.
 type Cluster struct {
 	Client *kube.Client
-	Name   string           // if GKE has it, for commands about it
-	Flags  string           // that name it in other commands: "--cluster=c"; may be empty
+	Name   string           // the cluster's name, if it is of GKE, for commands about it
+	Flags  string           // flags that name the cluster in other commands: "--cluster=c"; may be ""
 	Sink   event.Sink       // required
 	Now    func() time.Time // nil: the system's clock
-	// Pools returns the node pools; nil: they are not known.
+	// Pools returns the node pools. Nil means that they are unknown.
 	Pools func(ctx context.Context) ([]workload.Pool, error)
 }
 
@@ -70,8 +71,8 @@ type AbsentError struct {
 func (e *AbsentError) Error() string { return e.Text }
 func (e *AbsentError) Unwrap() error { return e.err }
 
-// Fault returns fault.Unavailable for a workload that is not there, and fault.Configuration
-// for what the cluster's owner must set up.
+// Fault returns fault.Unavailable for a missing workload, and fault.Configuration for what
+// the cluster's owner must set up.
 func (e *AbsentError) Fault() fault.Kind { return e.kind }
 
 // Hint returns the advice.
@@ -100,19 +101,19 @@ type Row struct {
 	User      string         `json:"user,omitempty"`
 	State     workload.State `json:"state"`
 	Slices    int            `json:"slices"`
-	Workers   int            `json:"workers"` // of all slices
+	Workers   int            `json:"workers"` // number of workers of all slices
 	Nodes     string         `json:"nodes,omitempty"`
 	Priority  string         `json:"priority,omitempty"`
 	Queue     string         `json:"queue,omitempty"`
-	// Ahead is how many workloads come before it in its queue; null: it does not wait for
-	// quota.
+	// Ahead is how many workloads come before it in its queue, or null if it does not wait
+	// for quota.
 	Ahead    *int       `json:"ahead"`
 	Restarts int        `json:"restarts"`
 	Created  time.Time  `json:"created"`
 	Ended    *time.Time `json:"ended"`
 }
 
-// List returns the workloads of the namespace, the newest last.
+// List returns the workloads of the namespace, newest last.
 func (c *Cluster) List(ctx context.Context) ([]Row, error) {
 	all, _, err := c.jobsets().List(ctx, kube.ListOptions{Labels: workload.LabelWorkload})
 	if kube.NotFound(err) {
@@ -162,8 +163,7 @@ type queues struct {
 }
 
 // queued reads Kueue's objects of all namespaces, because workloads of all of them share
-// quota. If the user may not read these, queued reads the objects of the namespace of
-// c.Client.
+// quota. If the user may not do that, it reads those of the namespace of c.Client.
 func (c *Cluster) queued(ctx context.Context) (q queues, err error) {
 	for _, namespace := range []string{kube.Everywhere, ""} {
 		if q.workloads, _, err = kube.Workloads.In(c.Client, namespace).List(ctx, kube.ListOptions{}); err == nil {
@@ -180,7 +180,7 @@ func (c *Cluster) queued(ctx context.Context) (q queues, err error) {
 	return queues{}, nil
 }
 
-// of returns Kueue's object for a JobSet, and those of other JobSets that share its quota.
+// of returns Kueue's object for a JobSet, and those of other JobSets with the same quota.
 func (q queues) of(js *jobset.JobSet) (own *kueue.Workload, others []kueue.Workload) {
 	for i := range q.workloads {
 		if owned(&q.workloads[i], js) {
@@ -208,8 +208,8 @@ func owned(w *kueue.Workload, js *jobset.JobSet) bool {
 	return false
 }
 
-// quota names what gives a workload its quota: a ClusterQueue, or a LocalQueue whose
-// ClusterQueue is not known.
+// quota names the source of a workload's quota: a ClusterQueue, or a LocalQueue whose
+// ClusterQueue is unknown.
 func (q queues) quota(w *kueue.Workload) string {
 	if w.Status.Admission != nil {
 		return "cluster " + string(w.Status.Admission.ClusterQueue)
@@ -247,11 +247,11 @@ type Pod struct {
 	Node    string     `json:"node,omitempty"`
 	Started *time.Time `json:"started"`
 	Ended   *time.Time `json:"ended"`
-	Code    *int       `json:"code"` // exit status; null: it has not ended, or nothing tells it
+	Code    *int       `json:"code"` // exit status; null: it has not ended, or the status is unknown
 	Text    string     `json:"text"`
 }
 
-// Status returns what the cluster tells of a workload.
+// Status returns what the cluster says of a workload.
 func (c *Cluster) Status(ctx context.Context, name string) (Status, error) {
 	js, err := c.get(ctx, name)
 	if err != nil {
@@ -354,7 +354,7 @@ func podRow(p workload.Pod) Pod {
 	return r
 }
 
-// blame adds what the failed Job tells, if the pod that failed is gone.
+// blame adds what the failed Job says, if the pod that failed has gone.
 func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error {
 	for _, a := range s.Attempts {
 		if a.Failure != "" && a.Restart == int(js.Status.Restarts) {
@@ -372,7 +372,7 @@ func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error
 	return nil
 }
 
-// failedFirst returns what the Jobs tell of the pod that failed first; nil: nothing.
+// failedFirst returns what the Jobs say of the pod that failed first, or nil.
 func failedFirst(jobs []batchv1.Job) (first *workload.Pod) {
 	for i := range jobs {
 		if p, ok := workload.JobFailure(&jobs[i]); ok && (first == nil || p.Ended.Before(first.Ended)) {
@@ -382,8 +382,8 @@ func failedFirst(jobs []batchv1.Job) (first *workload.Pod) {
 	return first
 }
 
-// Delete begins to delete workloads, all of which must exist, and returns when they are
-// gone, with their pods. Nothing is deleted if one does not exist.
+// Delete deletes workloads, all of which must exist, and returns when they and their pods
+// have gone. If one does not exist, it deletes none.
 func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 	var all []*jobset.JobSet
 	for _, name := range names {
@@ -410,7 +410,7 @@ func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 // errGone ends a watch.
 var errGone = errors.New("gone")
 
-// gone waits until a JobSet is gone. Foreground deletion keeps it until its pods are gone.
+// gone waits until a JobSet has gone. Foreground deletion keeps it until its pods have.
 func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
 	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: kube.ListOptions{Fields: "metadata.name=" + js.Name}}, there(js, new(false)))
 	if errors.Is(err, errGone) {
@@ -419,8 +419,8 @@ func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
 	return err
 }
 
-// there returns a function for a watch. The function ends the watch when the JobSet is
-// gone. It sets seen when it sees the JobSet.
+// there returns a function for a watch, which ends the watch when the JobSet has gone. It
+// sets seen when it sees the JobSet.
 func there(js *jobset.JobSet, seen *bool) func(kube.Change[jobset.JobSet]) error {
 	return func(change kube.Change[jobset.JobSet]) error {
 		switch {

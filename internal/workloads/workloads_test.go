@@ -77,7 +77,7 @@ func start(t *testing.T, c *workloads.Cluster, js *jobset.JobSet, w tpu.WorkerID
 	return made
 }
 
-// agentFile returns the path of the built agent, under the name that it has in images.
+// agentFile returns the path of the built agent, under its name in images.
 func agentFile(t *testing.T) string {
 	t.Helper()
 	folder, err := builtagent.Folder("../..")
@@ -134,8 +134,8 @@ func TestAWorkloadIsMadeListedAndDeleted(t *testing.T) {
 	if spec.Containers[0].Image != "example.com/p/train@sha256:0123" || spec.PriorityClassName != "medium" || js.Labels[workload.LabelQueue] != workload.DefaultQueue {
 		t.Errorf("%+v", js)
 	}
-	// The answer to the first try may be lost: the same request finds its own workload only
-	// after its checks, so another one is refused before an image is made.
+	// The answer to the first try may be lost. A request finds its own workload only after
+	// its checks, so another one must be refused before an image is made.
 	var exists *workloads.ExistsError
 	if _, err := c.Create(t.Context(), r); !errors.As(err, &exists) || asked != 1 || fault.Of(err) != fault.Usage {
 		t.Errorf("image made %d times, %v", asked, err)
@@ -159,8 +159,8 @@ func TestAWorkloadIsMadeListedAndDeleted(t *testing.T) {
 	}
 }
 
-// The queue and the priority are looked for before an image is made, because the server
-// would miss them only when it makes pods.
+// The queue and the priority are looked for before an image is made: the server would miss
+// them only when it makes pods.
 func TestWhatAClusterLacksIsFoundFirst(t *testing.T) {
 	t.Parallel()
 	c, _, said := cluster(t)
@@ -188,7 +188,7 @@ func TestWhatAClusterLacksIsFoundFirst(t *testing.T) {
 	}
 }
 
-// A workload whose first try was made, although nobody heard of it, is the request's own.
+// A workload that the first try made, although nobody heard of it, is the request's own.
 func TestARepeatedRequestFindsItsOwnWorkload(t *testing.T) {
 	t.Parallel()
 	c, _, _ := cluster(t)
@@ -217,8 +217,8 @@ func TestARepeatedRequestFindsItsOwnWorkload(t *testing.T) {
 	}
 }
 
-// The exact bytes come over exec, also if the connection breaks, and the pod ends as soon as
-// its follower has them.
+// The exact bytes come over exec, even if the connection breaks, and the pod ends as soon
+// as its follower has them.
 func TestLogsAreFollowedToTheLastByte(t *testing.T) {
 	t.Parallel()
 	c, server, _ := cluster(t)
@@ -247,7 +247,7 @@ func TestLogsAreFollowedToTheLastByte(t *testing.T) {
 	if text := got.String(); !ok || end.Code != 7 || end.Length != int64(len(text)) || !strings.HasPrefix(text, "a\xff") || !strings.HasSuffix(text, "line 200\nend") || strings.Count(text, "line 77\n") != 1 {
 		t.Errorf("%+v, %q", end, text)
 	}
-	// What the node keeps is the same.
+	// The node must have kept the same.
 	var kept bytes.Buffer
 	if err := c.Logs(t.Context(), "w", workloads.LogOptions{Worker: tpu.WorkerID{Slice: 1}}, &kept); err != nil || kept.String() != got.String() {
 		t.Errorf("%q, %v", kept.String(), err)
