@@ -10,13 +10,13 @@ import (
 	"multihost/internal/config"
 )
 
-// shortestMasked is the shortest length of a secret value that is masked in output. The
-// bytes of shorter values occur in ordinary words.
+// shortestMasked is the least length of a secret value that is masked in output. Shorter
+// values occur in ordinary words.
 const shortestMasked = 8
 
-// MaskedWords returns what is masked in the output of a command: the lines of its
-// secret values, longest first. Programs print a key of several lines line by line, and
-// print a value from a file without the newline at its end.
+// MaskedWords returns what to mask in the output of a command: the lines of its secret
+// values, longest first. Programs print a key of several lines line by line, and a value
+// from a file without the newline at its end.
 func MaskedWords(env []config.EnvVar) [][]byte {
 	var words [][]byte
 	for _, v := range env {
@@ -36,7 +36,7 @@ func MaskedWords(env []config.EnvVar) [][]byte {
 // Masked replaces a secret.
 const Masked = "***"
 
-// MaskSecrets replaces the secret values of env in text that was typed.
+// MaskSecrets replaces the secret values of env in typed text.
 func MaskSecrets(text string, env []config.EnvVar) string {
 	for _, v := range env {
 		if v.Secret && v.Value != "" {
@@ -46,22 +46,22 @@ func MaskSecrets(text string, env []config.EnvVar) string {
 	return text
 }
 
-// A Masker replaces words in a stream. The borders of the stream's chunks do not matter. No
-// word has a newline, so a whole line is never held back.
+// A Masker replaces words in a stream, wherever its chunks end. No word has a newline, so a
+// whole line is never held back.
 type Masker struct {
 	Words [][]byte // longest first, none empty
 	held  []byte   // may be the beginning of a word
 	out   []byte
 }
 
-// Next adds p to the stream and returns what can be shown of it. The result is valid
-// until the next call.
+// Next adds p to the stream and returns what can be shown. The result is valid until the
+// next call.
 func (m *Masker) Next(p []byte) []byte { return m.Mask(p, true) }
 
 // Rest returns what was held back, at the end of the stream.
 func (m *Masker) Rest() []byte { return m.Mask(nil, false) }
 
-// If more is set, Mask does what Next does. Otherwise it does what Rest does.
+// Mask does what Next does if more is set, otherwise what Rest does.
 func (m *Masker) Mask(p []byte, more bool) []byte {
 	if len(m.Words) == 0 {
 		return p
@@ -87,8 +87,8 @@ func (m *Masker) Mask(p []byte, more bool) []byte {
 	}
 }
 
-// find returns the first word of text that begins before limit. If several begin at the
-// same place, it returns the longest.
+// find returns the first word of text that begins before limit, and the longest of several
+// at the same place.
 func (m *Masker) find(text []byte, limit int) (at, size int) {
 	at = limit
 	for _, w := range m.Words {
@@ -99,8 +99,7 @@ func (m *Masker) find(text []byte, limit int) (at, size int) {
 	return at, size
 }
 
-// The end of text may be the beginning of a word. mayBegin returns the index at which that
-// part begins.
+// mayBegin returns where the end of text may be the beginning of a word.
 func (m *Masker) mayBegin(text []byte) int {
 	from := max(0, len(text)-len(m.Words[0])+1)
 	for i := from; i < len(text); i++ {

@@ -23,8 +23,8 @@ func TestMaskedWordsAreTheLongLinesOfSecrets(t *testing.T) {
 	}
 }
 
-// The shown text does not depend on where the chunks end. It has no secret word, and it has
-// all other bytes.
+// The shown text does not depend on the ends of the chunks. It has no secret word, and all
+// other bytes.
 func FuzzMask(f *testing.F) {
 	f.Add([]byte("token=hunter2-hunter2 ok\n"), "hunter2-hunter2", "hunter2-", uint8(0))
 	f.Add([]byte("abcdefghij abcdefgh bcdefghijk"), "abcdefgh", "bcdefghijk", uint8(2))
@@ -41,7 +41,7 @@ func FuzzMask(f *testing.F) {
 			n := min(int(step)+1, len(rest))
 			chunk := bytes.Clone(rest[:n])
 			got = append(got, m.Next(chunk)...)
-			clear(chunk) // the caller's again
+			clear(chunk) // the chunk is the caller's again
 			rest = rest[n:]
 		}
 		got = append(got, m.Rest()...)
@@ -54,7 +54,7 @@ func FuzzMask(f *testing.F) {
 			}
 			return
 		}
-		// Each part between masks is free of words, and all parts are there in order.
+		// Each part between masks has no words, and all parts are there in order.
 		at := 0
 		for part := range strings.SplitSeq(want, "***") {
 			for _, w := range words {

@@ -9,35 +9,35 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// A Keyring holds the keys for bastions. It loads each key at most once, and asks for its
-// passphrase at most once.
+// A Keyring holds the keys for bastions. It loads each key, and asks for its passphrase, at
+// most once.
 type Keyring struct {
-	socket string // socket of the agent; empty: there is none
+	socket string // socket of the agent; "": there is none
 	ask    func(path string) (string, error)
 
-	mu      sync.Mutex // held while asking, so that there is one question at a time
+	mu      sync.Mutex // held during a question, so that there is one at a time
 	loaded  map[string]keyFile
 	agents  []*Identity
 	others  []ssh.Signer // the keys that rest has found in the agent
 	gotThem bool
 }
 
-// NewKeyring returns a Keyring. socket is the socket of an agent, or empty. ask returns the
+// NewKeyring returns a Keyring. socket is the socket of an agent, or "". ask returns the
 // passphrase of a key. It is nil if nobody can be asked. The caller closes the Keyring.
 func NewKeyring(socket string, ask func(path string) (string, error)) *Keyring {
 	return &Keyring{socket: socket, ask: ask, loaded: map[string]keyFile{}}
 }
 
-// A keyFile is the result of loading a private key: signers or an error. Both are nil if
-// the file does not exist.
+// A keyFile is the result of loading a private key: signers or an error, or neither if
+// there is no file.
 type keyFile struct {
 	signers []ssh.Signer
 	err     error
 }
 
-// Offer returns the keys with which to log in: first the keys in files, then our own, then
-// the other keys of the agent. It returns at most as many keys as sshd accepts. skipped is
-// the error of a file that could not be used.
+// Offer returns the keys to log in with: those in files, our own, then the other keys of
+// the agent, but no more than sshd accepts. skipped is the error of a file that could not
+// be used.
 func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -65,8 +65,8 @@ func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, sk
 	return keys, skipped
 }
 
-// load reads a private key. If the key is encrypted, load first looks for it in the agent.
-// Only then does it ask for the passphrase.
+// load reads a private key. It looks for an encrypted key in the agent before it asks for
+// the passphrase.
 func (k *Keyring) load(path string) keyFile {
 	id, err := Load(path, nil)
 	var locked *Error
@@ -90,7 +90,7 @@ func (k *Keyring) load(path string) keyFile {
 	return keyFile{signers: id.signers}
 }
 
-// rest returns the keys of the agent. It asks the agent only once.
+// rest returns the keys of the agent, which it asks only once.
 func (k *Keyring) rest() []ssh.Signer {
 	if k.gotThem || k.socket == "" {
 		return k.others

@@ -13,6 +13,5 @@ func exposed(mode fs.FileMode) bool { return mode&0o077 != 0 }
 
 func dialAgent(socket string) (io.ReadWriteCloser, error) { return net.Dial("unix", socket) }
 
-// DefaultAgent returns the place of an agent if the environment names none. "" means that
-// there is no such place.
+// DefaultAgent returns the place of an agent if the environment names none, or "".
 func DefaultAgent() string { return "" }

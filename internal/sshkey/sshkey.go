@@ -1,5 +1,5 @@
-// Package sshkey has the key or keys with which the user logs in to workers. They are in a
-// file, or an ssh-agent holds them.
+// Package sshkey has the keys with which the user logs in to workers. They are in a file,
+// or an ssh-agent holds them.
 package sshkey
 
 import (
@@ -25,8 +25,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// An Identity holds the key or keys with which we log in. It is safe for concurrent use. So
-// 2048 logins can sign on all cores.
+// An Identity holds the keys to log in with. It is safe for concurrent use, so that 2048
+// logins can sign on all cores.
 type Identity struct {
 	signers []ssh.Signer
 	agent   io.Closer // nil unless an agent holds the keys
@@ -35,7 +35,7 @@ type Identity struct {
 // Error reports a private key that cannot be used.
 type Error struct {
 	Path      string
-	PublicKey string // public key of an encrypted key, if known, in authorized_keys form
+	PublicKey string // in authorized_keys form, if the key is encrypted and it is known
 	Err       error
 
 	hint string
@@ -56,7 +56,7 @@ func (e *Error) Hint() string { return e.hint }
 // Problems of a private key that the file system does not report.
 var (
 	// ErrPassphrase reports that the key is encrypted and the passphrase is unknown or
-	// wrong. An agent may hold the key, see LoadAgent.
+	// wrong. An agent may hold the key (see LoadAgent).
 	ErrPassphrase = fault.New(fault.Configuration, "key is protected by a passphrase")
 
 	// ErrExposed reports that other users can read the key.
@@ -64,8 +64,8 @@ var (
 )
 
 // Load reads a private key (RSA, ECDSA or ed25519, in OpenSSH or PEM form). It calls
-// passphrase at most once, and only for an encrypted key. passphrase is nil if nobody can
-// be asked. The error is an *Error.
+// passphrase at most once, only for an encrypted key. passphrase is nil if nobody can be
+// asked. The error is an *Error.
 func Load(path string, passphrase func() (string, error)) (*Identity, error) {
 	fail := func(err error, hint string) (*Identity, error) {
 		return nil, &Error{Path: path, Err: err, hint: hint}
@@ -112,8 +112,7 @@ func Load(path string, passphrase func() (string, error)) (*Identity, error) {
 	return newIdentity(path, key)
 }
 
-// unlock decrypts a private key with the passphrase that the function passphrase
-// returns.
+// unlock decrypts a private key with the result of passphrase.
 func unlock(path string, data []byte, locked *ssh.PassphraseMissingError, passphrase func() (string, error)) (*Identity, error) {
 	e := &Error{
 		Path: path,
@@ -154,7 +153,7 @@ func newIdentity(path string, key any) (*Identity, error) {
 	return &Identity{signers: []ssh.Signer{signer}}, nil
 }
 
-// Bare drops the path from err, because the caller's error already has it.
+// Bare drops the path from err, because the caller's error has it.
 func Bare(err error) error {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
@@ -163,10 +162,10 @@ func Bare(err error) error {
 	return err
 }
 
-// Create makes an ed25519 key at path, with mode 0600. It puts the public key beside it, at
-// path.pub. If the directory is missing, it is made with mode 0700. Create never replaces a
-// key. If another process makes one at the same time, one key remains, and the later call
-// returns an error that is fs.ErrExist.
+// Create makes an ed25519 key at path, with mode 0600, and the public key beside it, at
+// path.pub. It makes a missing directory with mode 0700. Create never replaces a key. If
+// another process makes one at the same time, one key stays, and the later call returns an
+// error that is fs.ErrExist.
 func Create(path string) (*Identity, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -181,7 +180,7 @@ func Create(path string) (*Identity, error) {
 
 // Ensure returns the key that load reads. If there is none, it makes one at path, and made
 // is true. If several processes do this at the same time, one of them makes the key, and
-// all return that key.
+// all return it.
 func Ensure(path string, load func() (*Identity, error)) (id *Identity, made bool, err error) {
 	if id, err = load(); !errors.Is(err, fs.ErrNotExist) {
 		return id, false, err
@@ -228,8 +227,8 @@ func writeIdentity(path string, key crypto.PrivateKey, comment string) error {
 	return ReplaceFile(path+".pub", []byte(public), 0o644)
 }
 
-// ownName returns user@host for the comment of a key. The comment tells people whose key
-// it is, and has no other meaning.
+// ownName returns user@host for the comment of a key, which only tells people whose key it
+// is.
 func ownName() string {
 	login, host := "multihost", "localhost"
 	if u, err := user.Current(); err == nil && u.Username != "" {
@@ -241,14 +240,13 @@ func ownName() string {
 	return strings.Join(strings.Fields(login+"@"+host), "_")
 }
 
-// agentKeys is how many keys of an agent we offer. sshd closes the connection after it has
-// refused six keys (MaxAuthTries).
+// agentKeys is how many keys of an agent we offer. sshd closes the connection after six
+// refused keys (MaxAuthTries).
 const agentKeys = 5
 
-// LoadAgent uses the keys of an ssh-agent that listens on a Unix socket or a named pipe of
-// Windows. publicKey, in authorized_keys form, chooses one key. If publicKey is empty, all
-// keys are used, up to five. Those of type ed25519 come first. The caller closes the
-// Identity after the Fleet.
+// LoadAgent uses the keys of an ssh-agent on a Unix socket or a named pipe of Windows.
+// publicKey, in authorized_keys form, chooses one key. "" means up to five keys, those of
+// type ed25519 first. The caller closes the Identity after the Fleet.
 func LoadAgent(socket, publicKey string) (*Identity, error) {
 	conn, err := dialAgent(socket)
 	if err != nil {
@@ -294,8 +292,8 @@ func (id *Identity) Close() error {
 	return id.agent.Close()
 }
 
-// PublicKey returns the public key in authorized_keys form without a comment: "ssh-ed25519
-// AAAA…". If there are several keys, it returns the first.
+// PublicKey returns the first public key in authorized_keys form, without a comment:
+// "ssh-ed25519 AAAA…".
 func (id *Identity) PublicKey() string { return Authorized(id.signers[0].PublicKey()) }
 
 // Fingerprint returns the type of each key and the fingerprint that ssh-keygen -l shows:

@@ -3,14 +3,13 @@ package suspect
 
 import "bytes"
 
-// Traceback reports whether a line is the beginning of a Python traceback. A log prefix may
-// come before it.
+// Traceback reports whether a line begins a Python traceback, perhaps after a log prefix.
 func Traceback(line []byte) bool {
 	return bytes.Contains(line, []byte("Traceback (most recent call last)"))
 }
 
-// Line reports whether a line should be shown although the output of its worker is not
-// shown. It judges by words. It should miss little and report nothing in a healthy run:
+// Line reports whether to show a line although the output of its worker is not shown. It
+// judges by words. It should miss little, and report nothing in a healthy run:
 //
 //   - words, in any case: error, fatal, panic, exception, failed, failure,
 //     killed, aborted, segfault, segmentation, OOM, unhandled, uncaught,
@@ -53,7 +52,7 @@ func Line(line []byte) bool {
 	return false
 }
 
-// A word is a word of a line, together with the word before it.
+// A word is a word of a line, with the word before it.
 type word struct {
 	line             []byte
 	from, to         int
@@ -101,9 +100,9 @@ type clue byte
 
 const (
 	none      clue = iota
-	level          // the word is the log level of the line
-	countable      // the word counts unless its number is zero, or it is a part of a name
-	plain          // the word counts unless "no" stands before it or it is a part of a name
+	level          // if it is the log level of the line
+	countable      // unless its number is zero or it is a part of a name
+	plain          // unless "no" stands before it or it is a part of a name
 	ofMemory       // behind "out of"
 	ofCore         // behind "core"
 	noSpace        // between "no" and "left"
@@ -111,9 +110,8 @@ const (
 	status         // in capitals, and a colon follows
 )
 
-// clueOf returns when a word counts. The word is in small letters. Each word here has 3 to
-// 20 letters, and its first three are in trigrams. A switch is several times faster than a
-// map.
+// clueOf returns when a word, in small letters, counts. Each word here has 3 to 20 letters,
+// and its first three are in trigrams. A switch is several times faster than a map.
 func clueOf(word string) clue {
 	switch word {
 	case "info", "debug":
@@ -141,8 +139,7 @@ func (c clue) judge(w *word) meaning {
 	found := false
 	switch c {
 	case level:
-		// A level counts only at the beginning of the line. In a sentence, the word does
-		// not count.
+		// A level counts only at the beginning of the line, not in a sentence.
 		if w.from < 48 && (isUpper(w.text()) || w.colon() && w.prevTo == 0) {
 			return harmless
 		}
@@ -198,13 +195,13 @@ func mayBeSuspect(line []byte) bool {
 }
 
 const (
-	beginning = 1 + iota // the group may only be at the beginning of a word
+	beginning = 1 + iota // only at the beginning of a word
 	anywhere
 )
 
-// trigrams has an entry for each group of three letters, with five bits for each letter.
-// The entry says where a group makes a line suspect: at the beginning of a word, or
-// anywhere. 0 means nowhere.
+// trigrams has an entry for each group of three letters, five bits a letter. The entry says
+// where a group makes a line suspect: at the beginning of a word, or anywhere. 0 means
+// nowhere.
 var trigrams = func() (table [1 << 15]byte) {
 	for _, t := range []string{
 		"inf", "deb", "fai", "fat", "abo", "kil", "pan", "seg", "oom", "unh", "unc", "ter", "ref", "den", "unr", "fau",
