@@ -25,10 +25,10 @@ import (
 	"multihost/internal/agent/program/build"
 )
 
-// usualLook is the time between two looks of a watch in use.
+// usualLook is the usual time between two looks of a watch.
 const usualLook = 20 * time.Second
 
-// The bars of a watch.
+// Bars for a watch.
 const (
 	mostResident = 10.0 // MiB
 	mostShare    = 0.1  // % of a core
@@ -67,7 +67,7 @@ the network. In use it looks every %s.`, looks, usualLook))
 
 var delivered = regexp.MustCompile(`agent: (\d+) slices, (\d+) workers: (\d+) bytes, compressed (\d+)`)
 
-// measureDelivery measures how multihost copies the agent to the workers. It uses the test
+// measureDelivery measures how multihost copies the agent to the workers, with the test
 // that also guards this.
 func measureDelivery(ctx context.Context, l *lab, r *report) error {
 	r.section("Bringing the agent to workers", `
@@ -168,7 +168,7 @@ func watchCost(ctx context.Context, agents program.Set, looks int) (w watched, e
 	case <-ctx.Done():
 		return w, context.Cause(ctx)
 	}
-	// From here on there is no further deletion, because the lease has been renewed.
+	// The lease has been renewed, so no further deletion comes.
 	lease := filepath.Join(dir, "tmp/.multihost/r.lease.1")
 	if err := os.WriteFile(lease, []byte(strings.Replace(terms, "lease=1\n", "lease=86400\n", 1)), 0o644); err != nil {
 		return w, err
@@ -265,7 +265,7 @@ func (c *leaseCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// processorTime returns the time that all threads of processes have run.
+// processorTime returns how long all threads of processes have run.
 func processorTime(pids []int) (total time.Duration, err error) {
 	for _, pid := range pids {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -288,8 +288,7 @@ func processorTime(pids []int) (total time.Duration, err error) {
 	return total, nil
 }
 
-// residentNow returns the resident memory of processes, in MiB. Memory that they share
-// counts once.
+// residentNow returns the resident memory of processes, in MiB. Shared memory counts once.
 func residentNow(pids []int) (total float64, err error) {
 	for _, pid := range pids {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

@@ -16,7 +16,6 @@ import (
 	"multihost/internal/testkit/builtagent"
 )
 
-// TestMain lets the harness start the test's program.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1][0] != '-' {
 		main()
@@ -25,8 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestClientsGetWhatTheLoadServerSends checks that every measured client has done all of
-// its work.
+// TestClientsGetWhatTheLoadServerSends: every measured client must do all of its work.
 func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 3})
@@ -56,8 +54,7 @@ func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	}
 }
 
-// The figures of a client end when the command has succeeded on every worker. A client
-// whose command fails has no figures.
+// A client that fails must have no figures.
 func TestWhoFailsIsNotMeasured(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})
@@ -141,8 +138,8 @@ func TestASectionThatFailsIsAMissedBar(t *testing.T) {
 	}
 }
 
-// The watch of a lease costs no more than its limits allow, because it lives beside the
-// command on every worker.
+// The watch of a lease keeps its limits, because it lives beside the command on every
+// worker.
 func TestTheWatchOfALeaseIsSmall(t *testing.T) {
 	t.Parallel()
 	built, err := builtagent.Folder("..")

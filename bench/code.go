@@ -36,7 +36,7 @@ the SSH handshake and every operation. The changed file has %d bytes that do not
 		return err
 	}
 	defer s.close()
-	// The first run uses the API, which registers our key. Later runs use the workers as
+	// The first run uses the API, which registers our key. Later runs reach the workers as
 	// --hosts.
 	if _, err := s.run(ctx, "warm", "--tpu-prefix=b", "--command=true"); err != nil {
 		return err
@@ -80,8 +80,8 @@ const (
 	manySize  = 2000 // bytes
 )
 
-// measureManyFiles measures two costs for a worker that has many files: a change of one of
-// them, and a sync of other files.
+// measureManyFiles measures, for a worker with many files, a change of one of them and a
+// sync of other files.
 func measureManyFiles(ctx context.Context, l *lab, r *report) error {
 	r.section("Many small files", fmt.Sprintf(`
 `+"`multihost run --command=true`"+` brings a directory of %d files of %d bytes to one worker of the simulator. The runs "small"
@@ -175,7 +175,7 @@ func noise(path string, size int, seed uint64) error {
 
 var relayed = regexp.MustCompile(`relayed: (\d+) bytes \(([\d.]+) of one copy\) in (\S+); direct (\S+): ([\d.]+) times as long`)
 
-// measureRelay measures workers that pass files on to others behind a narrow link. It uses,
+// measureRelay measures workers behind a narrow link that pass files on to others. It runs,
 // at full size, the test that also guards this.
 func measureRelay(ctx context.Context, l *lab, r *report) error {
 	r.section("Passing files on", `

@@ -66,8 +66,8 @@ for a line, get it by one write each, note the time and become the same command;
 }
 
 // countProcesses counts what a run of `true` with nothing new starts on a worker with
-// OpenSSH and sudo. Each process there gets the next number of the worker's own. Two equal
-// commands show how many processes belong to the command that reads the number.
+// OpenSSH and sudo. Each process gets the worker's next number there. Two equal commands
+// show how many processes belong to the command that reads the number.
 func (l *lab) countProcesses(ctx context.Context, r *report) error {
 	if os.Geteuid() != 0 {
 		r.note("The processes of a run on a worker were not counted: workers with OpenSSH need root.")
@@ -102,19 +102,19 @@ func (l *lab) countProcesses(ctx context.Context, r *report) error {
 	return nil
 }
 
-// skewRounds is how many times each skew is measured to get the median.
+// skewRounds is how often each skew is measured, to get the median.
 const skewRounds = 3 // a start of 256 processes takes half a minute here
 
 type wholeCost struct {
 	cost
-	steps     time.Duration // all phases on workers before the command runs. Each phase takes as long as on its slowest worker
+	steps     time.Duration // all phases on workers before the command runs, each as long as on its slowest worker
 	firstLine time.Duration
 	skew      time.Duration
 	exec      time.Duration // CPU of `multihost exec`
 }
 
-// wholeCommand measures four costs: a run that ends at once with nothing new to sync, the
-// time to the first line of another run, `multihost exec`, and the skew of some starts.
+// wholeCommand measures a run that ends at once with nothing new to sync, the time to the
+// first line of another run, `multihost exec`, and the skew of some starts.
 func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost, err error) {
 	first, err := s.run(ctx, "ends", "--tpu-prefix=b", "--command=echo first line")
 	if err != nil {
@@ -151,8 +151,8 @@ func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost
 	return c, nil
 }
 
-// skewOf starts a command, waits until it has ended on every worker, and returns the
-// spread of its start times according to the workers' files.
+// skewOf starts a command and waits until it has ended on every worker. It returns the
+// spread of the start times in the workers' files.
 func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time.Duration, error) {
 	_, err := s.run(ctx, name, "--tpu-prefix=b", "--use-existing-folder", "--preflight=off", "--numa=off", "--skew=off", "--detach", "--", "sleep", "1")
 	if err != nil {
@@ -190,9 +190,9 @@ func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time
 	return time.Duration(latest - earliest), nil
 }
 
-// gcloud measures two methods. MaxText's runner starts one gcloud for each worker. gcloud's
-// own method starts one for all workers of a slice. With many workers such processes take
-// minutes and gigabytes, so it measures the CPU time per worker with few workers.
+// gcloud measures MaxText's runner, which starts one gcloud for each worker, and gcloud's
+// own method, which starts one for all workers of a slice. With many workers such processes
+// take minutes and gigabytes, so it measures the CPU time per worker with few workers.
 func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 	if _, err := exec.LookPath("gcloud"); err != nil {
 		r.note("gcloud is not installed here: it was not measured.")
@@ -204,7 +204,7 @@ func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 				"--internal-ip", "--command=true", "--ssh-flag=-p "+s.variable("MULTIHOST_FLAG_SSH_PORT"))
 		}
 	}
-	if _, err := ssh("0")(); err != nil { // this makes gcloud create and register its key
+	if _, err := ssh("0")(); err != nil { // gcloud makes its key here and registers it
 		r.note(fmt.Sprintf("gcloud was not measured: %.200s", err))
 		return nil
 	}
@@ -345,12 +345,12 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 }
 
 // waiter is a shell, like the process that waits on a worker. It prints that it is ready,
-// waits for a line, and prints the time of its arrival in microseconds. Then it becomes the
+// waits for a line, and prints when the line arrived, in microseconds. Then it becomes the
 // command that skewOf starts.
 const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec sleep 1`
 
-// measureStart measures what the program costs before it does its work. It uses commands
-// that need only local files and no API.
+// measureStart measures the cost of the program before it does its work, with commands that
+// need only local files and no API.
 func measureStart(ctx context.Context, l *lab, r *report) error {
 	r.section("The program itself", "The time from start to end of commands that need only local files.")
 	rows := [][]string{{"command", "wall ms", "CPU ms", "peak MiB"}}

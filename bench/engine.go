@@ -24,8 +24,8 @@ import (
 	"multihost/internal/ui"
 )
 
-// engine runs multihost's SSH engine against the load server as internal/job does. It
-// leaves out the workers' own processes, whose cost would hide the engine's.
+// engine runs multihost's SSH engine against the load server as internal/job does, without
+// the workers' own processes, whose cost would hide the engine's.
 func engine(ctx context.Context, args []string) (err error) {
 	var c clientFlags
 	flags := c.set("engine")
@@ -78,7 +78,7 @@ func engine(ctx context.Context, args []string) (err error) {
 		cost.Exec = (self().cpu - connected.cpu) / time.Duration(*rounds*c.workers)
 	}
 	if *idle > 0 {
-		runtime.GC() // the garbage from connecting does not belong to the cost of staying connected
+		runtime.GC() // the garbage of connecting is no cost of staying connected
 		quiet := self()
 		select {
 		case <-time.After(*idle):
@@ -125,8 +125,7 @@ func everywhere(conns []*sshfan.Conn, do func(*sshfan.Conn) error) error {
 // followWindow is the same as in internal/job.
 const followWindow = 128 << 20
 
-// leastHeap has the same value as in cmd/multihost, because the engine stands for that
-// whole command here.
+// leastHeap is the same as in cmd/multihost: the engine stands for that whole command here.
 const leastHeap = 48 << 20
 
 // follow copies the output of all workers to files and, with view, to the default view.
@@ -167,8 +166,8 @@ func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int,
 	return errors.Join(errs...)
 }
 
-// logWriter does the same as the log of a run: it writes the file first, then the
-// training steps, then the view.
+// logWriter does what the log of a run does: it writes the file first, then the training
+// steps, then the view.
 type logWriter struct {
 	file  *os.File
 	steps *metrics.Stream
@@ -194,7 +193,7 @@ type usage struct {
 func self() usage {
 	var ru syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
-		panic(err) // the arguments are constants
+		panic(err) // cannot happen: the arguments are constants
 	}
 	u := usage{cpu: time.Duration(ru.Utime.Nano() + ru.Stime.Nano()), goroutines: runtime.NumGoroutine()}
 	if data, err := os.ReadFile("/proc/self/statm"); err == nil {

@@ -115,8 +115,8 @@ func (l *lab) served() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// The name may contain spaces. The fields after it are state, ..., with utime and stime
-	// as the 12th and 13th. They are in hundredths of a second on every Linux machine.
+	// The name may contain spaces. After it come state, ..., with utime and stime as the
+	// 12th and 13th field, in hundredths of a second on every Linux machine.
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	if len(fields) < 13 {
 		return 0
@@ -142,14 +142,14 @@ func (l *lab) close() {
 type cost struct {
 	wall     time.Duration
 	least    time.Duration // wall time of the quickest round; only in medians
-	cpu      time.Duration // CPU time of the process and of the children for which it waited
+	cpu      time.Duration // CPU time of the process, and of the children for which it waited
 	server   time.Duration // CPU of the load server during the run
-	resident int64         // peak of the process or of the largest of its children
+	resident int64         // peak of the process or of its largest child
 	stderr   []byte
 }
 
-// client runs a command until it ends. It discards the output through a pipe, like a
-// reader that keeps up.
+// client runs a command to its end. It drops the output through a pipe, like a reader that
+// keeps up.
 func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
@@ -159,7 +159,7 @@ func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, e
 func (l *lab) measure(cmd *exec.Cmd) (cost, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	cmd.Stdout = struct{ io.Writer }{io.Discard} // not an *os.File, so the command gets a pipe
+	cmd.Stdout = struct{ io.Writer }{io.Discard} // no *os.File, so that the command gets a pipe
 	served, begin := l.served(), time.Now()
 	err := cmd.Run()
 	c := cost{wall: time.Since(begin), server: l.served() - served, stderr: stderr.Bytes()}
@@ -193,9 +193,9 @@ type contestant struct {
 	run  func() (cost, error)
 }
 
-// inTurn runs every contestant once a round and returns the median cost of each. Other
-// work of the machine in a round affects all of them. Each round has a different order,
-// because a client may leave work behind for the next one.
+// inTurn runs every contestant once a round, and returns the median cost of each. Other
+// work of the machine in a round affects all of them. Each round has another order, because
+// a client may leave work behind for the next one.
 func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost, error) {
 	runs := make(map[string][]cost)
 	for round := range rounds {

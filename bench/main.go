@@ -4,11 +4,11 @@
 //	go run ./bench -binary bin/multihost -write docs/performance.md
 //
 // It starts itself as a load server, which stands in for up to 2048 workers on addresses of
-// 127.0.0.0/8. It runs every client against that server as a separate process. So the cost
-// of a client is what the kernel accounts to that process and to the children it has waited
-// for. The server's cost is counted separately. Clients to compare run in turn, one round
-// after another, and bench compares their medians. If others use the machine too, its speed
-// changes over time by more than the differences in question.
+// 127.0.0.0/8, and runs every client against it as a separate process. So the cost of a
+// client is what the kernel accounts to that process and to the children for which it has
+// waited. The server's cost is counted separately. Clients to compare run in turn, one
+// round after another, and bench compares their medians: on a machine with other users, the
+// speed changes over time by more than the differences in question.
 //
 // It exits with status 1 if a bar is missed, and names the bar.
 package main

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// peers returns the installed ones of the other tools that run a command on many hosts.
+// peers returns those of the other tools for commands on many hosts that are installed.
 // Each contacts all hosts at once, uses the same key, and checks the host key no more than
 // people usually do.
 func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, error) {
@@ -33,7 +33,7 @@ func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, e
 	fan := fmt.Sprint(n)
 	comma := strings.Join(hosts, ",")
 	words := strings.Fields(command)
-	// A failed ssh fails the loop, like the other tools.
+	// A failed ssh fails the loop, as in the other tools.
 	loop := "for h in $(cat " + list + "); do ssh " + joined + " $h " + command + " & p+=($!); done; " +
 		"for p in ${p[@]}; do wait $p || s=1; done; exit $((s))"
 	candidates := []struct {

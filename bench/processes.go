@@ -45,7 +45,7 @@ func (s *simulation) processesOfRun(ctx context.Context) (int, error) {
 		return nil
 	}
 	// newest returns the number of the newest process. The difference between two equal
-	// commands is how many processes belong to the command that asks.
+	// commands is the number of processes of the command that asks.
 	newest := func() (int, error) {
 		out, err := s.multihost(ctx, "exec", "--tpu-prefix=b", "--workers=s0w0", "--", "sh", "-c", "echo $$").Output()
 		if err != nil {

@@ -18,8 +18,8 @@ import (
 
 // reference is the minimum that a program on x/crypto/ssh does to run a command on many
 // hosts. It verifies one known host key. It does not retry, send keepalives, stop commands
-// or report. With -logs it writes one file for each host and, with -view, whole lines with
-// a prefix to standard output.
+// or report. With -logs it writes one file per host, and with -view whole lines with a
+// prefix to standard output.
 func reference(_ context.Context, args []string) error {
 	var c clientFlags
 	flags := c.set("reference")
@@ -70,7 +70,7 @@ func (c *clientFlags) one(i int, config *ssh.ClientConfig, out io.Writer) (err e
 	if c.view {
 		err = prefixLines(stdout, file, out, fmt.Sprintf("s%dw%d| ", i/64, i%64))
 	} else {
-		// Write large pieces, because that takes the fewest writes.
+		// Large pieces take the fewest writes.
 		_, err = io.CopyBuffer(struct{ io.Writer }{file}, stdout, make([]byte, 64<<10))
 	}
 	return errors.Join(err, session.Wait())
@@ -111,7 +111,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// clientFlags are the flags of the reference and the engine. Both use the same servers,
+// clientFlags are the flags of the reference and the engine: both use the same servers,
 // key, command and files.
 type clientFlags struct {
 	workers, port         int
@@ -135,7 +135,7 @@ func (c *clientFlags) set(name string) *flag.FlagSet {
 	return c.flags
 }
 
-// config returns the configuration of a minimal client. The engine also prefers plain
+// config returns the configuration of a minimal client. Like the engine, it prefers plain
 // curve25519, because the default of x/crypto costs more.
 func (c *clientFlags) config() (*ssh.ClientConfig, error) {
 	data, err := os.ReadFile(c.key)

@@ -20,7 +20,7 @@ type bar struct {
 	what  string
 	got   float64
 	limit float64
-	least bool // the limit is a minimum, not a maximum
+	least bool // a minimum, not a maximum
 	unit  string
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Peers cost tens of milliseconds a host, so they run on fewer hosts.
+// Peers cost tens of milliseconds per host, so they run on fewer hosts.
 const (
 	peerHosts  = 64
 	peerRounds = 3
@@ -79,7 +79,7 @@ trip of 50 ms.`)
 				medians["multihost engine"].cpu.Seconds()/medians["reference"].cpu.Seconds(), 1.25, "")
 		}
 		if n == 1024 {
-			// The differences are as small as the noise of the machine, and noise only adds
+			// The differences are as small as the noise of the machine, which only adds
 			// time. So compare the quickest rounds.
 			paced := medians["multihost engine"].least
 			best := min(paced, medians["multihost engine, 64 handshakes at once"].least, medians["multihost engine, 512 handshakes at once"].least)
@@ -164,8 +164,8 @@ and fourth time on the open connections. The documentation of internal/sshfan co
 	return nil
 }
 
-// Sizes of the logs: for many workers, for few workers with much output, and for a
-// measurement in which a peer spends most of its time on output and not on logging in.
+// Sizes of the logs: for many workers, for few workers with much output, and for a peer
+// that must spend most of its time on output and not on logging in.
 const (
 	logBytes = 64 << 20
 	manyLog  = 1 << 20
@@ -218,7 +218,7 @@ for more. The smallest size was measured once, because the slow tools need half 
 			})},
 		}
 		names := []string{"reference", "multihost", "multihost, files alone"}
-		if load.workers == peerHosts { // a further minute with thousands of workers would tell nothing new
+		if load.workers == peerHosts { // another minute with thousands of workers would show nothing new
 			all = append(all, contestant{"reference, files alone", fresh(func(dir string) []string {
 				return l.own("reference", load.workers, "-command", fmt.Sprintf("burst %d", load.bytes), "-logs", dir)
 			})})
@@ -261,7 +261,7 @@ for more. The smallest size was measured once, because the slow tools need half 
 			r.most("CPU of "+what+" with the default view, × files alone", ours.cpu.Seconds()/medians["multihost, files alone"].cpu.Seconds(), 2, "")
 		}
 		// The limit is the sum of what all channels may hold, plus one connection and 64
-		// KiB of our own for each worker.
+		// KiB of our own per worker.
 		r.most("peak memory of "+what, float64(ours.resident)/(1<<20), 512+float64(load.workers)*(100+64)/1024, "MiB")
 	}
 	r.table(rows)

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// The load server answers exec requests itself, without a process or a shell. So the
-// server's cost does not hide the client's.
+// The load server answers exec requests without a process or a shell, so that its cost does
+// not hide the client's.
 //
 //	true            ends with 0
 //	burst BYTES     prints that many bytes of 100-byte lines
@@ -39,7 +39,7 @@ const (
 	period     = 100
 )
 
-// pattern holds whole periods. It is long enough to send a large piece of the log from any
+// pattern has whole periods. It is long enough to send a large piece of the log from any
 // offset within a period.
 var pattern = func() []byte {
 	var lines strings.Builder
@@ -60,7 +60,7 @@ var pattern = func() []byte {
 func address(i int) string { return fmt.Sprintf("127.0.%d.%d", 1+i/250, 1+i%250) }
 
 // serve is the load server. It prints its port, the port at the distance farAway, and its
-// host key in authorized_keys form. It ends when ctx or its standard input ends.
+// host key in authorized_keys form. It ends with ctx or its standard input.
 func serve(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	workers := flags.Int("n", 64, "workers")
@@ -134,7 +134,7 @@ func (s *server) accept(l net.Listener, delay time.Duration) {
 }
 
 // distant returns a connection to an end that is a round trip away: carry delays the
-// incoming data by the whole round trip. TCP's own handshake is not delayed.
+// incoming data by the whole round trip. TCP's own handshake has no delay.
 func distant(raw net.Conn) *distantConn {
 	// As many pieces may be in flight as a window holds.
 	return &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
@@ -274,7 +274,7 @@ func (s *server) exec(command string, channel ssh.Channel, over <-chan struct{})
 	return 127
 }
 
-// send writes n bytes of the log from offset.
+// send writes n bytes of the log from offset on.
 func send(w io.Writer, offset, n int64) error {
 	for n > 0 {
 		from := offset % (lineLength * period)
@@ -302,7 +302,7 @@ func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 	return nil
 }
 
-// answerFollow behaves like follow.sh. args are LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
+// answerFollow does what follow.sh does. args are LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
 // MODE.
 func answerFollow(args []string, channel ssh.Channel) error {
 	if len(args) < 7 {

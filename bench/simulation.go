@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 )
 
-// A simulation is a simulated Google Cloud of its own, with slices whose workers are
-// processes. It also has a project to sync and a home for state.
+// A simulation is a simulated Google Cloud with slices whose workers are processes, a
+// project to sync and a home for state.
 type simulation struct {
 	l       *lab
 	dir     string
@@ -26,7 +26,7 @@ type simulation struct {
 }
 
 // simulate starts a simulation with the slices "b". slices has the simulator's syntax, and
-// flags are further flags of sim up. The caller must close it.
+// flags are more flags of sim up. The caller must close it.
 func (l *lab) simulate(ctx context.Context, slices string, flags ...string) (_ *simulation, err error) {
 	dir, err := os.MkdirTemp(l.dir, "sim-")
 	if err != nil {
@@ -105,7 +105,7 @@ func environment(text []byte) (env []string) {
 	return env
 }
 
-// hosts starts a meter for each worker of the slices. It returns the meters as a value of
+// hosts starts a meter for each worker of the slices, and returns the meters as a value of
 // --hosts.
 func (s *simulation) hosts(ctx context.Context, slices int) (string, error) {
 	var hosts []string
@@ -158,7 +158,7 @@ func (s *simulation) sent() (n int64) {
 	return n
 }
 
-// A meter forwards TCP connections to one worker and counts the bytes that clients send,
+// A meter forwards TCP connections to one worker, and counts the bytes that clients send,
 // including SSH's own.
 type meter struct {
 	listener net.Listener

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Trains the example on two slices of the simulator, from scratch: network, slices, job,
-# teardown. PROVIDER says which API makes the slices: tpu or gce. It needs no account.
+# teardown. PROVIDER is the API that makes the slices: tpu or gce. Needs no account.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 multihost=${MULTIHOST:-$here/../bin/multihost}

@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	largestProgram = 55_000_000 // in bytes; this includes two agents of 2.5 MB each
+	largestProgram = 55_000_000 // in bytes, with two agents of 2.5 MB each
 	slowestStart   = 50 * time.Millisecond
-	// slowestRatio is a limit for the start on a machine that is too slow for slowestStart.
-	// It is a multiple of the start time of a Go program that does nothing.
+	// slowestRatio is the limit for the start on a machine that is too slow for
+	// slowestStart, as a multiple of the start of a Go program that does nothing.
 	slowestRatio = 15
 )
 
 // build builds the program for p. It overrides everything in the environment that would
-// change the result. Only the source, the version and Go itself matter.
+// change the result: only the source, the version and Go itself count.
 func build(ctx context.Context, source, program, version string, p platform) error {
 	program, err := filepath.Abs(program)
 	if err != nil {
@@ -72,7 +72,7 @@ func check(program string, p platform) error {
 	if p.system == "linux" {
 		return isStatic(program)
 	}
-	return nil // other systems have no static programs, because all programs use the system's own library
+	return nil // other systems have no static programs: all programs use the system's own library
 }
 
 func isStatic(program string) error {
@@ -89,9 +89,9 @@ func isStatic(program string) error {
 	return nil
 }
 
-// startTime returns the processor time that the program needs to start and end. It is the
-// minimum of 30 runs. On an idle machine it is at least the elapsed time. Other load
-// changes it only little.
+// startTime returns the processor time that the program needs to start and end: the minimum
+// of 30 runs, on which other load has little effect. On an idle machine it is at least the
+// elapsed time.
 func startTime(ctx context.Context, program string) (time.Duration, error) {
 	var took [30]time.Duration
 	for i := range took {
@@ -104,7 +104,7 @@ func startTime(ctx context.Context, program string) (time.Duration, error) {
 	return slices.Min(took[:]), nil
 }
 
-// startsQuickly tests the promise about the start. It returns the processor time of one
+// startsQuickly tests the promise about the start, and returns the processor time of one
 // start.
 func startsQuickly(ctx context.Context, program, work string) (time.Duration, error) {
 	took, err := startTime(ctx, program)
@@ -129,7 +129,7 @@ func startsQuickly(ctx context.Context, program, work string) (time.Duration, er
 	return took, nil
 }
 
-// copySource copies the files from which the program is built. From the copy, it builds the
+// copySource copies the files from which the program is built, and builds in the copy the
 // agent that becomes a part of the program.
 func copySource(ctx context.Context, to, from string) error {
 	for _, dir := range []string{"cmd", "internal"} {
@@ -196,18 +196,18 @@ func copyFile(w io.Writer, path string) error {
 	return err
 }
 
-// billTool is the program that writes bills of materials. It is a separate program, so that
-// its dependencies do not become ours.
+// billTool writes bills of materials. It is a separate program, so that its dependencies do
+// not become ours.
 const billTool = "github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0"
 
-// writeBill writes the bill of materials of a program. It checks that the bill contains
-// each module of the program.
+// writeBill writes the bill of materials of a program, and checks that it has each module
+// of the program.
 func writeBill(ctx context.Context, path, program, version string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return err
 	}
-	// The tool runs on this machine, whatever the platform of the program is.
+	// The tool runs on this machine, whatever the program's platform.
 	cmd := exec.CommandContext(ctx, "go", "run", billTool, "bin", "-json", "-std", "-noserial", "-notimestamp", "-version", version, "-output", path, program)
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOOS=", "GOARCH=")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -4,10 +4,10 @@
 //
 // For each platform it writes an archive with the program, its manual pages, the licence
 // and the changes, and a bill of materials in CycloneDX form. SHA256SUMS has the digests of
-// all files. The files contain nothing about the machine, the directory or the time. So if
-// the same Go builds the same commit, the bytes are the same. The command checks that with
-// a second build in another directory. It also checks the promises about size, start and
-// static linking. If a check fails, it makes no release and exits with status 1.
+// all files. The files contain nothing about the machine, the directory or the time: the
+// same Go builds the same bytes from the same commit, which a second build in another
+// directory checks. The command also checks the promises about size, start and static
+// linking. If a check fails, it makes no release and exits with status 1.
 package main
 
 import (
@@ -72,9 +72,8 @@ type release struct {
 	manual               string // directory of the manual pages
 }
 
-// clearOut removes the files of an earlier release from a directory. If the directory
-// contains anything else, it changes nothing: somebody may have given their home by
-// mistake.
+// clearOut removes the files of an earlier release from a directory. If there is anything
+// else in it, clearOut changes nothing: somebody may have given their home by mistake.
 func clearOut(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -123,7 +122,7 @@ func (r *release) make(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // half a release is useless, and would block the next one
+		if err != nil { // half a release is useless and would block the next one
 			err = errors.Join(err, removeFiles(r.out))
 		}
 	}()
@@ -139,8 +138,7 @@ func (r *release) make(ctx context.Context) (err error) {
 	}
 	here := platform{runtime.GOOS, runtime.GOARCH}
 	order := platforms()
-	// The platform of this machine comes first, because its program can be tried, and
-	// writes the manual.
+	// This machine's platform first: its program can be tried, and writes the manual.
 	slices.SortStableFunc(order, func(a, b platform) int { return before(a == here) - before(b == here) })
 	if order[0] != here {
 		return fmt.Errorf("make a release on %s: it is none of the platforms, so no program can be tried", here)
@@ -178,8 +176,8 @@ func (r *release) make(ctx context.Context) (err error) {
 	return writeSums(r.out, sums)
 }
 
-// tryHere tests the program for this machine. It starts quickly and prints its version. A
-// build in another directory gives the same bytes.
+// tryHere tests the program for this machine: it starts quickly, prints its version, and
+// has the same bytes after a build in another directory.
 func (r *release) tryHere(ctx context.Context, program string, p platform, work string) error {
 	said, err := exec.CommandContext(ctx, program, "--version").Output()
 	if err != nil || !strings.HasPrefix(string(said), "multihost "+r.version+" (") {
@@ -212,7 +210,7 @@ func megabytes(path string) float64 {
 	return float64(info.Size()) / 1e6
 }
 
-// pack writes the archive for a platform. It returns the name of the archive.
+// pack writes the archive for a platform, and returns its name.
 func (r *release) pack(program string, p platform) (string, error) {
 	top := fmt.Sprintf("multihost-%s-%s", r.version, p)
 	files := []packed{{name: p.program(), from: program, mode: 0o755}}

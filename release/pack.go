@@ -21,8 +21,7 @@ type packed struct {
 	mode       fs.FileMode
 }
 
-// packedTime is the time of every file in an archive. It is the earliest time that zip
-// supports.
+// packedTime is the time of every file in an archive: the earliest one that zip supports.
 func packedTime() time.Time { return time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func writeTar(path, top string, files []packed) error {

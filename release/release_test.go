@@ -54,7 +54,7 @@ func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.Must(t, r.tryHere(t.Context(), program, here, dir))
 }
 
-// The promises can fail: check refuses a program that was built without -trimpath.
+// The promises can fail: check refuses a program built without -trimpath.
 func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 	self, err := os.Executable()
 	testkit.Must(t, err)
@@ -67,7 +67,7 @@ func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 func TestOnlyAReleaseIsRemoved(t *testing.T) {
 	const archive, bill = "multihost-v1.2.3-4-gabc-linux-amd64.tar.gz", "multihost-v1-windows-amd64.cdx.json"
 	for _, tt := range []struct {
-		names []string // a name with a / at its end is a directory
+		names []string // names with a final / are directories
 		want  string   // a part of the error; "": the directory is cleared
 	}{
 		{nil, ""},
@@ -105,7 +105,7 @@ func TestOnlyAReleaseIsRemoved(t *testing.T) {
 	}
 	testkit.Must(t, clearOut(filepath.Join(t.TempDir(), "none")))
 
-	// If a release fails, it leaves nothing that prevents the next one.
+	// A failed release leaves nothing that prevents the next one.
 	r := release{version: "v1", source: t.TempDir(), out: t.TempDir()}
 	testkit.Must(t, os.WriteFile(filepath.Join(r.out, sumsName), nil, 0o644))
 	if err := r.make(t.Context()); err == nil {
@@ -128,7 +128,7 @@ func TestArchivesHoldTheFilesAndNothingOfThisMachine(t *testing.T) {
 	for _, p := range []platform{{"linux", "arm64"}, {"windows", "amd64"}} {
 		name, err := one.pack(filepath.Join(source, "program"), p)
 		testkit.Must(t, err)
-		now := packedTime() // the times of the files have no effect
+		now := packedTime() // the files' times have no effect
 		testkit.Must(t, os.Chtimes(filepath.Join(source, "LICENSE"), now, now))
 		_, err = two.pack(filepath.Join(source, "program"), p)
 		testkit.Must(t, err)

@@ -29,7 +29,7 @@ import struct
 import sys
 import time
 
-CONTEXT = 3  # characters from which the next one is predicted
+CONTEXT = 3  # characters that predict the next one
 HIDDEN = 32
 DEFAULT_PORT = 8476
 
@@ -56,7 +56,7 @@ class Model:
         self.output = self.hidden_bias + HIDDEN
         self.output_bias = self.output + vocabulary * HIDDEN
         self.size = self.output_bias + vocabulary
-        # Use uniform, not gauss: its arithmetic is exact, so machines with different math
+        # The arithmetic of uniform is exact, unlike gauss, so machines with different math
         # libraries start with the same weights.
         rng = random.Random(seed)
         self.weights = [rng.uniform(-0.1, 0.1) for _ in range(self.size)]
@@ -577,7 +577,7 @@ def train(args, place):
     data = [codes[c] for c in text]
     model = Model(len(characters), args.seed)
 
-    # The shard of this process: the targets at positions begin … end-1.
+    # This process's shard: the targets at positions begin … end-1.
     targets = len(data) - CONTEXT
     begin = CONTEXT + targets * place.process // place.processes
     end = CONTEXT + targets * (place.process + 1) // place.processes
@@ -602,8 +602,8 @@ def train(args, place):
         first = resume(checkpoint, model, place, ring)
     for step in range(first, args.steps):
         started = time.monotonic()
-        # Each step has its own generator, so a resumed training draws the same batches as
-        # one that was not interrupted.
+        # Each step has a generator of its own, so that a resumed training draws the same
+        # batches as one without an interruption.
         rng = random.Random("%d/%d/%d" % (args.seed, place.process, step))
         if step == args.fail_at_step and place.process == args.fail_process:
             complain("process %d fails at step %d, as asked by --fail-at-step" % (place.process, step))
@@ -613,7 +613,8 @@ def train(args, place):
             i = rng.randrange(begin, end)
             batch.append((data[i - CONTEXT : i], data[i]))
         grad, loss = model.gradient(batch)
-        # The loss is summed together with the gradient, so all processes have the same.
+        # The loss is summed together with the gradient, so that all processes have the
+        # same.
         total = ring.sum(grad + [loss])
         loss = total.pop() / tokens
         model.update([g / tokens for g in total], args.learning_rate)
@@ -646,7 +647,7 @@ def main():
     except PeerError as err:
         complain(err)
         # The process that failed first exits at once. Those that only noticed the failure
-        # exit a moment later. So a reader of the logs can tell cause from effect.
+        # exit a moment later, so that a reader of the logs can tell cause from effect.
         time.sleep(3.0)
         return EXIT_PEER
     except (OSError, ValueError) as err:

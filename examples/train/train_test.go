@@ -20,7 +20,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// python returns the interpreter. If there is no recent one, it ends the test.
+// python returns the interpreter, or ends the test if there is no recent one.
 func python(t *testing.T) string {
 	t.Helper()
 	path := testkit.Need(t, "python3")
@@ -51,8 +51,8 @@ func place(t *testing.T) (subnet string, port int) {
 	return subnet, listener.Addr().(*net.TCPAddr).Port
 }
 
-// run starts n processes, each on its own loopback address, as the launcher would. It waits
-// for all of them.
+// run starts n processes, each on its own loopback address, as the launcher would, and
+// waits for all of them.
 func run(t *testing.T, n int, args ...string) []*process {
 	t.Helper()
 	py := python(t)
@@ -158,9 +158,9 @@ func TestOneFails(t *testing.T) {
 	}
 }
 
-// TestGoesOnFromTheCheckpoint: a training that was interrupted and started again continues
-// to count its steps. It ends with the weights of a training that was not interrupted. Only
-// process 0 has the checkpoint.
+// TestGoesOnFromTheCheckpoint: a training that is interrupted and started again continues
+// to count its steps, and ends with the weights of an uninterrupted one. Only process 0 has
+// the checkpoint.
 func TestGoesOnFromTheCheckpoint(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

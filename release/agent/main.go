@@ -1,5 +1,5 @@
-// Command agent compiles multihost-agent for all workers. It puts the programs into the
-// place from which multihost embeds them. Run it in the directory of the source:
+// Command agent compiles multihost-agent for all workers, and puts the programs where
+// multihost embeds them from. Run it in the directory of the source:
 //
 //	go run ./release/agent
 package main
