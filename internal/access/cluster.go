@@ -30,8 +30,9 @@ func (t Tokens) Token() (*oauth2.Token, error) {
 const podUser = "root"
 
 // Pods returns the provider of the slices that pods of a cluster hold, and the dialer that
-// reaches these pods. flags name the cluster on a command line. of is the cluster in a
-// run's record. The caller closes the client of the provider. Pods calls no API.
+// reaches these pods. flags name the cluster on a command line. The third result is the
+// cluster in the form of a run's record. The caller closes the client of the provider. Pods
+// calls no API.
 func Pods(cfg kube.Config, flags string, o Options) (p *held.Provider, d *pods.Dialer, of *record.Cluster, err error) {
 	cfg.UserAgent, cfg.Sink = o.UserAgent, o.Sink
 	c, err := kube.New(cfg)
