@@ -85,7 +85,7 @@ func StatusOf(err error) int {
 	return 0
 }
 
-// refusal returns the error for an answer of a service that refuses the call.
+// refusal returns the error for an answer that refuses the call.
 func refusal(status int, body []byte) error {
 	var told struct {
 		Error struct {

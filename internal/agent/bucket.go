@@ -56,7 +56,7 @@ func (b *Bucket) Read(ctx context.Context, name string) (text []byte, generation
 }
 
 // Clock returns the present time by the clock of Cloud Storage, or zero if the service does
-// not report the time. name may be the name of any object, even of one that does not exist.
+// not report the time. Any name will do, even of an object that does not exist.
 func (b *Bucket) Clock(ctx context.Context, name string) (time.Time, error) {
 	var date time.Time
 	client := *b.Client
@@ -163,8 +163,9 @@ func (b *Bucket) List(ctx context.Context, prefix string) (all []Object, date ti
 	}
 }
 
-// Append adds the content of the object part at the end of the object name. The object name
-// must have this generation, otherwise the error is a *StatusError of 412.
+// Append adds the content of one object at the end of another. The parameter part names the
+// first, and the parameter name the second. The second object must have this generation,
+// otherwise the error is a *StatusError of 412.
 func (b *Bucket) Append(ctx context.Context, name string, generation int64, part string) error {
 	type source struct {
 		Name       string `json:"name"`

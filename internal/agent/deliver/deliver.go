@@ -13,8 +13,8 @@ import (
 )
 
 // Each calls arm for all workers at the same time. If a worker lacks the agent, Each copies
-// it there and calls arm again. Each skips targets without Conn. Of o it uses only the
-// settings for relays. Each prints nothing. errs[i] belongs to targets[i].
+// it there and calls arm again. Each skips targets without Conn. It uses only the relay
+// settings of o. Each prints nothing. errs[i] belongs to targets[i].
 func Each(ctx context.Context, agents program.Set, o codesync.Options, targets []codesync.Target, arm func(ctx context.Context, i int) error) []error {
 	o.Sink = event.Discard
 	workers := make([]remote.Runner, len(targets))

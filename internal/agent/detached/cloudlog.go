@@ -61,7 +61,8 @@ const (
 )
 
 // opsAgent makes Google's Ops Agent send the command's log to Cloud Logging. It replaces
-// the whole configuration, because the agent refuses one in which a section occurs twice.
+// the whole configuration, because the agent refuses a configuration in which a section
+// occurs twice.
 func (w cloudLog) opsAgent(ctx context.Context) {
 	if _, ok := w.root(ctx, time.Minute, "systemctl", "cat", opsAgentService); !ok && !w.installOpsAgent(ctx) {
 		agent.Note(w.cfg.Out, "the Ops Agent could not be installed: Cloud Logging gets nothing; see %s", w.disk.path("ops-agent.log"))

@@ -128,8 +128,8 @@ func (d disk) started(n int) time.Time {
 	return time.Unix(at/int64(time.Second), 0)
 }
 
-// here returns the state of an attempt on the disk. is is the state of the attempt's
-// command. proc is the root of /proc.
+// here returns the state of an attempt on the disk. The parameter is has the state of the
+// attempt's command, and proc the root of /proc.
 func (d disk) here(n int, is life, proc string) attemptHere {
 	a := attemptHere{life: is, record: d.record(n), told: d.exists(d.path("told." + strconv.Itoa(n)))}
 	_, a.stopped = d.stopped(n)
@@ -153,8 +153,8 @@ const (
 	quickDeath  = time.Minute
 )
 
-// quick reports whether the last quickDeaths attempts up to n each ended with a reboot soon
-// after their start.
+// quick reports whether attempt n and the ones before it, quickDeaths in all, each ended
+// with a reboot soon after its start.
 func (d disk) quick(n int) bool {
 	for i := n; i > n-quickDeaths; i-- {
 		started := d.started(i)

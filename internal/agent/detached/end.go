@@ -76,9 +76,9 @@ func (w *ender) sweep(ctx context.Context) {
 
 // bringLog sends the rest of the log to the bucket. While the bucket refuses the log,
 // bringLog retries until the log's own time limit has passed: deleting the slices would
-// delete the only copy. In two cases bringLog retries only for the usual patience, so that
-// the next attempt need not wait: the machine ended the command, or other workers have
-// begun the next attempt.
+// delete the only copy. If the machine ended the command, or other workers have begun the
+// next attempt, bringLog retries only for the usual patience. The next attempt then need
+// not wait.
 func (w *ender) bringLog(ctx context.Context) {
 	m := w.m
 	m.unsent, w.unsentOut = "", false

@@ -131,8 +131,8 @@ func (r *reader) number(key string, otherwise int) int {
 	return n
 }
 
-// place reads the number of this slice or worker. all is how many slices or workers there
-// are. The value may be missing if all is 1.
+// place reads the number of this slice or worker. The parameter all has the number of
+// slices or workers. If it is 1, the value may be missing.
 func (r *reader) place(key string, all int) int {
 	if all > 1 && r.values[key] == "" && r.err == nil {
 		r.err = fmt.Errorf("its %s is missing", key)

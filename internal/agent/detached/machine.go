@@ -270,7 +270,7 @@ func (m *machine) abandonFor(code int, why string, s *sight) action {
 }
 
 // fetch decides what happens until the worker has all that the job needs. If the worker
-// cannot get it, it gives up the next attempt, and tries again for a newer one.
+// cannot get it, it gives up the next attempt, and tries again for a newer attempt.
 func (m *machine) fetch(s *sight) action {
 	if !s.did[fetch] {
 		return action{do: fetch}
@@ -474,7 +474,7 @@ func (m *machine) gather(s *sight) action {
 	if limit := m.job.Gather; why != "" && limit > 0 && s.now.Sub(m.sitFrom) >= limit {
 		return m.abandonFor(codeAlone, fmt.Sprintf("waited %d s for all workers (--slices-deadline): %s", int(m.job.Gather.Seconds()), why), s)
 	}
-	for _, at := range []subject{ofFailed, ofAttempt} { // look even if all are ready: a worker that gives up the attempt stays ready
+	for _, at := range []subject{ofFailed, ofAttempt} { // look even if all are ready: a worker that has given up the attempt still counts as ready
 		if !s.looked[at] {
 			return action{do: look, at: at}
 		}
@@ -494,7 +494,7 @@ func (m *machine) gather(s *sight) action {
 	return m.idle(s)
 }
 
-// armed decides what follows a start of the command, or a failed one.
+// armed decides what follows a start of the command, whether it succeeded or not.
 func (m *machine) armed(s *sight) action {
 	switch {
 	case s.err != nil:
@@ -627,12 +627,13 @@ func (m *machine) bound() (at time.Time, why string) {
 	return at, why
 }
 
-// maxRunFlag is the end of a reason: the worker stops the command because the provider will
-// delete the slices. Package detach recognizes such a stop by the whole reason.
+// maxRunFlag ends the reason of a stop before the provider deletes the slices. Package
+// detach recognizes such a stop by the whole reason.
 const maxRunFlag = "(--max-run-duration)"
 
-// The worker stops the command takenAhead and the grace time before the provider deletes
-// the slices, to have time for the logs. The provider counts from before the first boot.
+// The worker stops the command before the provider deletes the slices. The time between the
+// two is takenAhead plus the grace time, for the logs. The provider begins to count before
+// the first boot.
 const takenAhead = 3 * time.Minute
 
 // expired reports whether the bound has passed, and returns the reason of the stop.

@@ -25,7 +25,7 @@ func at(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 
 func (p *play) say(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
-// until plays until done returns true, or until late seconds have passed.
+// until plays until done returns true. The parameter late limits the play, in seconds.
 func (p *play) until(late int, done func(a action) bool) string {
 	s := &sight{}
 	s.forget()
@@ -319,7 +319,8 @@ func TestOthersAreToldOfTheTimeToLiveUntilTheyCanKnow(t *testing.T) {
 	})
 }
 
-// Otherwise another worker, which sees only ended attempts, would delete the slices.
+// If the end came first, another worker, which sees only ended attempts, would delete the
+// slices.
 func TestNextAttemptIsAnnouncedBeforeTheEndOfTheLast(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -421,7 +422,7 @@ func TestABootGoesOnWithWhatTheDiskTells(t *testing.T) {
 }
 
 // A worker that cannot fetch the job gives up only the next attempt. It tries again for a
-// newer one.
+// newer attempt.
 func TestAJobThatCannotBeFetched(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -91,7 +91,7 @@ func (o objects) first(ctx context.Context) (first, error) {
 }
 
 // asked returns the reason in the object control/NAME. It returns "" if the object does not
-// exist or cannot be read. For an object without a reason, asked returns a general one.
+// exist or cannot be read. If the object has no reason, asked returns a general text.
 func (o objects) asked(ctx context.Context, name string) string {
 	text, _, err := o.Read(ctx, "control/"+name)
 	if err != nil {
@@ -152,10 +152,10 @@ func (o objects) ends(ctx context.Context, attempt int, boot time.Time) (ends, f
 	return e, failed, nil
 }
 
-// closed reports whether no worker can begin the attempt any more. came has the workers
-// that were ready for it. After a stop, or if one worker has given up the attempt, a worker
-// that becomes ready gives it up too. So nobody need wait for workers that never became
-// ready: their slices may never be made, and the other slices cost money meanwhile.
+// closed reports whether no worker can begin the attempt any more. The result came has the
+// workers that were ready for it. After a stop, or if one worker has given up the attempt,
+// a worker that becomes ready gives it up too. So nobody need wait for workers that never
+// became ready: their slices may never be made, and the other slices cost money meanwhile.
 func (o objects) closed(ctx context.Context, attempt int) (came map[string]bool, closed bool, err error) {
 	if !o.job.gathers() || o.asked(ctx, fmt.Sprintf("failed-%d", attempt)) == "" && o.asked(ctx, "stop") == "" {
 		return nil, false, nil

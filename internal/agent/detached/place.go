@@ -52,9 +52,9 @@ func placeKeys(j Job) []string {
 }
 
 // parsePlace reads the place of this worker from values of its metadata server. It never
-// guesses: a wrong guess would give two workers one place. A number that is malformed or
-// missing is an error. Two numbers may be missing: the worker's if a slice has only one
-// worker, and the slice's if the job has only one slice.
+// guesses: a wrong guess would give two workers one place. A malformed number is an error.
+// A missing number is an error too, unless it can be only 0: because a slice has one
+// worker, or the job has one slice.
 func parsePlace(j Job, values map[string]string) (p Place, err error) {
 	if j.Apart {
 		p, err = placeInGroup(j, values)

@@ -93,7 +93,7 @@ func (h Host) Run(ctx context.Context, p Program) (Output, error) {
 	return o, err
 }
 
-// kill ends a process group when the context ends first.
+// If the context ends first, kill ends a process group.
 func kill(ctx context.Context, group int, ended <-chan struct{}) {
 	select {
 	case <-ended:

@@ -99,9 +99,9 @@ func (r Record) end() (at int64, rough, ok bool) {
 }
 
 // isTail reports whether the end looks like a training's tail. It does if the command, or a
-// program that its shell ran, died by SIGABRT, or if the end of the output has the words of
-// the distributed runtime. It does not if the end is unknown, if multihost caused it, or if
-// the kernel killed the command for lack of memory.
+// program that its shell ran, died by SIGABRT. It also does if the end of the output has
+// the words of the distributed runtime. It does not if the end is unknown, if multihost
+// caused it, or if the kernel killed the command for lack of memory.
 func (r Record) isTail(words *regexp.Regexp, code int, lastLines string) bool {
 	if words == nil {
 		return false
@@ -143,8 +143,8 @@ func (r Record) excused(lead Record) bool {
 }
 
 // skew returns by how many seconds this worker's clock is ahead of the clock of Cloud
-// Storage. It returns 0 if the duration of the request could explain the difference. before
-// and after are this worker's times around the request.
+// Storage. It returns 0 if the duration of the request could explain the difference. The
+// request began at before and ended at after, by this worker's clock.
 func skew(before, date, after time.Time) int {
 	switch {
 	case date.IsZero():

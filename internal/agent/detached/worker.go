@@ -14,7 +14,7 @@
 // Every wait has a limit, with some exceptions: the wait for the metadata server, for the
 // end of the command, and for the deletion of the slices. With --slices-deadline=0, the
 // wait for the other workers has no limit. With --keep, the wait until the bucket has the
-// whole log has none. No secret is in an argument, a file or the output.
+// whole log has no limit either. No secret is in an argument, a file or the output.
 package detached
 
 import (
@@ -171,8 +171,8 @@ func (w *worker) identify(ctx context.Context) error {
 	}
 }
 
-// withoutPlace does one round of the work of a worker that does not know its place. That
-// state began at the time since; the text why says the reason. The error is from the
+// withoutPlace does one round of the work of a worker that does not know its place. The
+// parameter since says when that began, and why says the reason. The error is from the
 // deletion of the slices.
 func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) error {
 	now := time.Now()
@@ -206,8 +206,8 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 	return err
 }
 
-// forsaken reports whether the worker is to delete the slices at the time now. No worker
-// has been able to begin since the time since.
+// No worker has been able to begin for some time, from since to now. forsaken reports
+// whether the worker must now delete the slices.
 func (j Job) forsaken(since, now time.Time) bool {
 	if j.TTL > 0 && !j.Requested.IsZero() && !now.Before(j.Requested.Add(j.TTL+j.Grace+time.Minute)) {
 		return true

@@ -497,7 +497,7 @@ func TestADeadWorkerIsNotWaitedForForEver(t *testing.T) {
 }
 
 // Slices with Apart may never come. Once the other workers have given the attempt up, or
-// the run is to stop, they do not wait for workers that were never ready: their own slices
+// the run is to stop, they do not wait for workers that were never ready. Their own slices
 // cost money meanwhile.
 func TestWorkersThatNeverCameAreNotWaitedFor(t *testing.T) {
 	t.Parallel()

@@ -129,7 +129,7 @@ func (w *world) config() Config {
 }
 
 // run runs the worker from a boot on. It returns when the worker has nothing left to do,
-// when the slices are deleted, or after the time during.
+// when the slices are deleted, or after the given time.
 func (w *world) run(during time.Duration) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), during)

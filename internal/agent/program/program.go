@@ -1,7 +1,7 @@
 // Package program holds multihost-agent, which does the runner's work on workers without a
 // runner. `make build` compiles it for every kind of worker and puts it, compressed, into
-// the folder built, which becomes part of multihost. In a clean clone that folder has only
-// a placeholder, so that `go build` works without make.
+// the folder built. The folder becomes part of multihost. In a clean clone that folder has
+// only a placeholder, so that `go build` works without make.
 package program
 
 import (

@@ -86,8 +86,8 @@ func (h *Host) known() (runs []string) {
 	return runs
 }
 
-// startAll starts a watch for each of runs. why is the error that made the metadata
-// useless; startAll joins its own errors with it.
+// startAll starts a watch for each of these runs. The parameter why is the error that made
+// the metadata useless. startAll joins its own errors with this error.
 func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	h.Note(why.Error())
 	if err := h.prepare(); err != nil {
@@ -100,8 +100,8 @@ func (h *Host) startAll(ctx context.Context, runs []string, why error) error {
 	return all
 }
 
-// Arm reads the terms of a runner from in, and answers with the state of the lease. Unless
-// only is true, it also finds out what this worker may do.
+// Arm reads a runner's terms from its input, and answers with the state of the lease. It
+// also finds out what this worker may do, unless the parameter only is true.
 func (h *Host) Arm(ctx context.Context, nonce string, in io.Reader, only bool) error {
 	whole, err := io.ReadAll(io.LimitReader(in, mostTerms))
 	text, found := strings.CutSuffix(strings.TrimRight(string(whole), "\n"), "\nend")
@@ -164,7 +164,7 @@ func (h *Host) testRight(ctx context.Context, nonce string, t Terms) {
 // missing permission may be the cause, it also gives the worker's service account.
 func (h *Host) sayRefused(ctx context.Context, nonce, what string, err error) {
 	account := ""
-	if agent.StatusOf(err) != 0 { // with 0, a permission is not the cause
+	if agent.StatusOf(err) != 0 { // if the status is 0, no missing permission is the cause
 		account, _ = h.Metadata.Value(ctx, "service-accounts/default/email")
 	}
 	if account == "" || strings.ContainsAny(account, " \t\n") {
@@ -180,7 +180,8 @@ func status(err error) string { return fmt.Sprintf("%03d", agent.StatusOf(err)) 
 // one.
 func (h *Host) writeLease(run, text string) error {
 	path := h.index(leaseFile(run, h.Login))
-	// agent.WriteFile does not write an unchanged text, but here even that is a renewal.
+	// agent.WriteFile does not write an unchanged text, but here an unchanged text is a
+	// renewal.
 	part, err := os.CreateTemp(h.index(""), "."+leaseFile(run, h.Login)+".*")
 	if err != nil {
 		return err

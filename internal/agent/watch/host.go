@@ -112,8 +112,8 @@ func (h *Host) lease(path string) string {
 	return ofAnybody(text)
 }
 
-// numbered returns the regular files of the index whose names are prefix and the number of
-// a login.
+// numbered returns the regular files of the index whose names consist of prefix and the
+// number of a login.
 func (h *Host) numbered(prefix string) (files []os.FileInfo) {
 	names, _ := filepath.Glob(h.index(prefix + "[0-9]*"))
 	for _, name := range names {
@@ -124,8 +124,8 @@ func (h *Host) numbered(prefix string) (files []os.FileInfo) {
 	return files
 }
 
-// newest returns the path of the newest lease file, or "" if there is none. sight changes
-// whenever a lease changes.
+// newest returns the path of the newest lease file, or "" if there is none. The text sight
+// changes whenever a lease changes.
 func (h *Host) newest(run string) (path, sight string) {
 	var last time.Time
 	for _, f := range h.numbered(run + leaseOf) {
@@ -338,7 +338,7 @@ func takeLock(ctx context.Context, path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for range 100 { // isFree of another process holds the lock for a moment
+	for range 100 { // another process that calls isFree holds the lock for a moment
 		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
 			return f, nil
 		}

@@ -12,7 +12,7 @@ import (
 const (
 	shortestPause = time.Second
 	longestPause  = time.Minute
-	steady        = 10 * time.Minute // a watch that lived this long died for a new reason
+	steady        = 10 * time.Minute // if a watch lived this long, it died for a new reason
 )
 
 // Keep calls start until start returns nil: then nothing is left to watch. If a watch dies,

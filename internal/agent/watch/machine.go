@@ -26,8 +26,9 @@ type Sight struct {
 // An Action is something that the Machine wants done. The caller does the actions in order.
 type Action interface{ action() }
 
-// Four actions have results. Shared takes the result of Share, Heard of Ask, Again of
-// Pause, and Deleted of Delete. These methods may return more actions.
+// Four actions have results. Shared takes the result of Share, Heard the result of Ask,
+// Again the result of Pause, and Deleted the result of Delete. These methods may return
+// more actions.
 type (
 	Note   struct{ Text string }        // log the text
 	Save   struct{}                     // keep the terms on the disk
@@ -70,9 +71,9 @@ const (
 	lastWait   = 30               // seconds after the grace time
 	longPause  = 10 * time.Minute // pause after many failures
 	manyTries  = 20
-	callRate   = 5                // limit of the calls a second of all workers of a job together, while a command runs on one of them and no worker has to wait for mostSpread
+	callRate   = 5                // limit of the calls a second of all workers of a job together, while a command runs on one of them; only mostSpread can force more
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker reads the reports of the others
-	mostPause  = 600              // limit of the random pause, in seconds; the pause is so long that usually a single worker reads all reports and deletes
+	mostPause  = 600              // limit of the random pause, in seconds; usually only one worker then reads all reports and deletes
 )
 
 // A Machine decides what a watch does. It reads no clock and has no effects. Look begins
@@ -97,8 +98,8 @@ type Machine struct {
 	asked []string // slices whose reports are still to be read
 }
 
-// NewMachine returns the machine of a watch that begins now. up is the time since the
-// worker's boot. born is the time of its first boot.
+// NewMachine returns the machine of a watch that begins now. The parameter up has the time
+// since the worker's boot, and born the time of its first boot.
 func NewMachine(t Terms, born time.Time, up time.Duration) *Machine {
 	return &Machine{Terms: t, born: born, since: up, renewed: up, idle: up} // the startup script has just run
 }
@@ -204,12 +205,12 @@ func (m *Machine) due() (actions []Action, _ bool) {
 	return nil, quiet >= limit && m.seen.Up-m.idle >= limit
 }
 
-// expired reports whether the time to live ended at least after seconds ago.
+// expired reports whether the time to live ended at least this many seconds ago.
 func (m *Machine) expired(after int64) bool {
 	return m.Terms.TTL > 0 && !m.seen.Now.Before(m.overFor(after))
 }
 
-// overFor returns the time that is after seconds later than the end of the time to live.
+// overFor returns the end of the time to live plus this many seconds.
 func (m *Machine) overFor(after int64) time.Time {
 	t := &m.Terms
 	return t.begin(m.born).Add(seconds(t.TTL + after))
@@ -248,9 +249,10 @@ func (m *Machine) delete() []Action {
 	return []Action{Note{fmt.Sprintf("deleting %s: %s", m.Terms.resource(), m.why)}, Delete{}}
 }
 
-// Heard takes the reports of a slice's workers, or the error of the read. workers is how
-// many of them can run a command, or -1 for the number in the terms. A slice that does not
-// exist (HTTP status 404) has no command. A worker without a report may have one.
+// Heard takes the reports of a slice's workers, or the error of the read. The parameter
+// workers says how many of them can run a command; -1 means the number in the terms. A
+// slice that does not exist (HTTP status 404) has no command. A worker without a report may
+// have one.
 func (m *Machine) Heard(reports []Report, workers int, err error, now time.Time) []Action {
 	t, node := &m.Terms, m.asked[0]
 	m.asked = m.asked[1:]

@@ -165,7 +165,7 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// However rarely many workers read each other's reports, no try is later than the last
+// Many workers read each other's reports rarely. Still, no try is later than the last
 // moment of the time to live.
 func TestNoPauseOutlastsTheTimeToLive(t *testing.T) {
 	t.Parallel()

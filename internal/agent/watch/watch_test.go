@@ -172,7 +172,7 @@ func (w *worker) runs() (end func(code int)) {
 	}
 }
 
-// at waits until the time d after the request.
+// at waits until this much time has passed since the request.
 func (c *cloud) at(d time.Duration) { time.Sleep(d - c.age()) }
 
 // isDeleted fails the test unless the deletion came between two times after the request.

@@ -58,8 +58,8 @@ func Into(ctx context.Context, source, dir string, archs ...string) error {
 	return nil
 }
 
-// current reports whether dir has the program text. Without a change of the source,
-// compressing would take longer than compiling.
+// current reports whether dir has this program. If it has, no compression is needed, which
+// would take longer than compiling.
 func current(dir, arch string, text []byte) bool {
 	p, err := program.In(os.DirFS(dir)).For(arch)
 	if err != nil {
