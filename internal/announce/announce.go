@@ -31,7 +31,7 @@ import (
 type Deps = settings.Deps
 
 // Asking returns the event before a request for slices. mtu is the MTU of the network, or 0
-// if not known. until says what ends the bill.
+// if not known. The parameter until says what ends the bill.
 func Asking(r provision.Request, project, zone string, mtu int, until string, dryRun bool) event.Request {
 	n := max(1, r.NodeCount)
 	e := event.Request{
@@ -118,8 +118,8 @@ type Bill struct {
 	Lease, TTL    time.Duration
 }
 
-// BilledUntil says what ends the bill of a job's slices. alone says that the job has no
-// runner.
+// BilledUntil says what ends the bill of a job's slices. The parameter alone says that the
+// job has no runner.
 func BilledUntil(o Bill, alone bool) string {
 	text := "the command has ended"
 	lease, failed := "", "after a failure"

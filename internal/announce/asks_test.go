@@ -123,7 +123,7 @@ func (p placed) Reserved(context.Context, string, tpu.Type, int) (provision.Rese
 	return provision.ReservedCapacity{}, p.reservation
 }
 
-// only has one network, mtu9k.
+// An only is a cloud whose only network is mtu9k.
 type only struct{ err error }
 
 func (o only) Show(_ context.Context, name string) (network.Info, error) {

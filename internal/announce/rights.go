@@ -76,9 +76,9 @@ func judgePolicy(account string, roles []string, bindings []gcp.Binding) (may, w
 const rightLimit = 5 * time.Second
 
 // AskRight starts to find out whether the workers of a job may delete its queued resource,
-// and returns at once. deletes says whether they ever should. answer waits for the result,
-// or returns nil if there was no question. The caller must call over at the end, even
-// without a call of answer.
+// and returns at once. The parameter deletes says whether they ever should. The function
+// answer waits for the result. It returns nil if AskRight asked nothing. The caller must
+// call the function over at the end, even without a call of answer.
 func AskRight(ctx context.Context, d *workers.Reach, o provision.Request, deletes bool) (answer func() *DeletionRight, over func()) {
 	reader, ok := provision.As[RightsReader](d.Cloud)
 	until := "you delete them" + AtTheLatest(o)
@@ -131,8 +131,8 @@ const (
 	WhenRunEnds    = "when the command has ended" // for a job without runner
 )
 
-// TellRight warns, before the request, if the workers may not delete the slices. when names
-// the occasion on which they would have to.
+// TellRight warns, before the request, if the workers may not delete the slices. The
+// parameter when names the occasion on which they would have to.
 func TellRight(d *workers.Reach, r *DeletionRight, id, when string) {
 	switch {
 	case r == nil || r.May == MayDelete:
