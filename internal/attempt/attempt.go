@@ -115,8 +115,9 @@ func (r *Attempt) begun(rec *record.Record) {
 // Begun reports whether the command was started or taken over.
 func (r *Attempt) Begun() bool { return r.rec != nil }
 
-// End reports and records how a started attempt ended. f is why it failed; nil means
-// success. again says that another attempt follows. next says which one, or why none does.
+// End reports and records how a started attempt ended. The parameter f says why it failed;
+// nil means success. The parameter again says that another attempt follows, and next says
+// which one, or why none does.
 func (r *Attempt) End(f *stage.Failure, again bool, next string) {
 	e := event.AttemptEnd{Run: r.O.Run, Attempt: r.Number, OK: f == nil, Again: again}
 	if r.Follow != nil {
@@ -236,8 +237,8 @@ func (r *Attempt) openRecord(rec *record.Record) error {
 	return nil
 }
 
-// Raced reports whether an attempt of run did not start because another runner of the same
-// job, on another machine, had started one first on some worker.
+// Raced reports whether another runner of the same job, on another machine, was faster. It
+// has started an attempt on some worker, so an attempt of this runner did not start.
 func Raced(err error, run string) bool {
 	var busy *launch.BusyError
 	var code *launch.CodeError

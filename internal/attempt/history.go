@@ -54,7 +54,8 @@ type stoppedError struct{ reason string }
 
 func (e *stoppedError) Error() string { return "it was stopped: " + e.reason }
 
-// Stopped returns the reason of such a stop, if err is one.
+// If err says that somebody else has stopped the run since the begin of this command,
+// Stopped returns the reason.
 func Stopped(err error) (reason string, stopped bool) {
 	var e *stoppedError
 	if !errors.As(err, &e) {

@@ -73,8 +73,8 @@ func (c claimant) newer(o occupant) bool {
 	return c.tried == 0 || o.Info.Ref.Attempt > c.last || c.elsewhere
 }
 
-// continues reports whether the claimant continues with an attempt: one of another runner,
-// or its own last one if it is again visible on all workers.
+// continues reports whether the claimant continues with an attempt. That is an attempt of
+// another runner, or its own last one if that is again visible on all workers.
 func (c claimant) continues(o occupant) bool {
 	regained := c.cutOff && o.Info.Ref.Attempt == c.last && o.Broken == 0 && !c.elsewhere
 	return c.owns(o) && o.unseen && (c.adopts && c.newer(o) || regained)

@@ -243,7 +243,7 @@ func startMoment(now time.Time, n int) time.Time {
 
 // release prepares a supervisor on every worker. Then it orders each of them, by one write,
 // to start the command at the same moment. If it cannot release all of them, it stops those
-// that it has released. left says that some commands may still run.
+// that it has released. The result left says that some commands may still run.
 func (r *start) release(ctx context.Context) (left bool, err error) {
 	if r.O.StartLimit > 0 {
 		late := &stage.Error{Stage: stage.Start, Text: fmt.Sprintf("not every worker started within %s (--start-timeout)", r.O.StartLimit), Err: context.DeadlineExceeded, Lost: true}

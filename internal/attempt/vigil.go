@@ -20,7 +20,7 @@ type vigil struct {
 }
 
 // keepVigil returns a context that ends when a slice of the run is gone or was taken away,
-// according to the API. The cause names the slice. over ends the vigil.
+// according to the API. The cause names the slice. The function over ends the vigil.
 func keepVigil(ctx context.Context, d *workers.Reach, t *workers.Connected) (_ context.Context, v *vigil, over func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	v = &vigil{gone: map[string]bool{}, done: make(chan struct{})}
