@@ -47,8 +47,8 @@ type Rules struct {
 	Private map[string]string
 	// Never says why no file may set a flag.
 	Never map[string]string
-	// The value of a flag in Paths is a local path, and of a flag in PathPairs KEY=PATH,….
-	// Paths in a file are relative to that file.
+	// The value of a flag in Paths is a local path. The value of a flag in PathPairs is
+	// KEY=PATH,…. Paths in a file are relative to that file.
 	Paths, PathPairs []string
 	// Alternatives are groups of flags that replace each other. If a layer sets one of
 	// them, the others' values from lower layers are dropped. In such a group, Dashes means

@@ -34,8 +34,8 @@ func (f FlagValue) BuiltIn() bool { return f.Source.Layer == config.BuiltIn && l
 type Below func(l *Line, flag string) (value string, from config.Source)
 
 // Explain returns the flags of each command, with their values, as if that command were
-// typed with the line's global flags. path names one command; "" means all. commands is the
-// number of commands.
+// typed with the line's global flags. The parameter path names one command; "" means all.
+// The result commands is the number of commands.
 func (p Program) Explain(l *Line, path string, below Below) (flags []FlagValue, commands int, err error) {
 	var paths []string
 	Walk(p.App.Commands, func(name string, c *cli.Command) {

@@ -22,8 +22,8 @@ const (
 )
 
 // askedHelp returns how much help a word of the command line asks for: --help or -h, with
-// or without a value. For every other word it returns NoHelp. typed is the command before
-// the word.
+// or without a value. For every other word it returns NoHelp. The parameter typed has the
+// command before the word.
 func askedHelp(word, typed string) (HelpLevel, error) {
 	name, value, valued := strings.Cut(word, "=")
 	switch {
@@ -69,8 +69,8 @@ func splitExit(description string) (text, exit string) {
 	return description, ""
 }
 
-// more says how to see the flags that a page omits. left is the number of the command's
-// omitted flags. The page may also omit the flags of every command.
+// more says how to see the flags that a page omits. The parameter left has the number of
+// the command's omitted flags. The page may also omit the flags of every command.
 func (r HelpRules) more(program string, path []string, left int, level HelpLevel) string {
 	_, grouped := r.Common[strings.Join(path, " ")]
 	typed := strings.Join(append([]string{program}, path...), " ")
@@ -118,8 +118,7 @@ func commandRows(commands []*cli.Command) (rows []help.Row) {
 	return rows
 }
 
-// flagSections returns the flags of a page. left is the number of the command's omitted
-// flags.
+// flagSections returns the flags of a page, and the number of the command's omitted flags.
 func (r HelpRules) flagSections(path []string, own, global []cli.Flag, level HelpLevel) (sections []help.Section, left int) {
 	global = slices.DeleteFunc(slices.Clone(global), func(f cli.Flag) bool {
 		return slices.ContainsFunc(own, func(o cli.Flag) bool { return name(o) == name(f) })

@@ -142,7 +142,7 @@ func (l *Line) fill(rules Rules, levels []*level, from Layers) {
 	l.Order = append(l.Order, filled...)
 }
 
-// give adds a layer's values to the flags of a level.
+// give adds the values of a layer to the flags that a level has.
 func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 	for _, value := range s.Values {
 		if s.Source.Layer == config.Environment { // the values of files were checked before
@@ -162,7 +162,7 @@ func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 func rankOf(s config.Setting) int { return slices.Index(layerOrder, s.Source.Layer) }
 
 // ranks returns the place in layerOrder of the layer that sets a flag, for each flag that
-// chooses an alternative. false chooses nothing.
+// chooses an alternative. A value of false chooses nothing.
 func (l *Line) ranks() map[string]int {
 	rank := map[string]int{}
 	if len(l.Argv) > 0 {
@@ -182,8 +182,8 @@ func (l *Line) ranks() map[string]int {
 }
 
 // beaten returns the flags whose values are dropped, because a higher layer sets an
-// alternative to the flag, or to the flag that it belongs to. rank is the result of
-// Line.ranks.
+// alternative to the flag, or to the flag that it belongs to. The parameter rank has the
+// result of Line.ranks.
 func beaten(rules Rules, rank map[string]int) (flags []string) {
 	for _, group := range rules.Alternatives {
 		best := len(layerOrder)
@@ -208,9 +208,9 @@ func beaten(rules Rules, rank map[string]int) (flags []string) {
 	return slices.Compact(flags)
 }
 
-// Blame adds the place of a value, a file or a variable, to an error about a value that the
-// user did not type. An error is about a flag if it contains --name, or the name and the
-// quoted value.
+// Blame adds the place of a value to an error about a value that the user did not type. The
+// place is a file or a variable. An error is about a flag if it contains --name, or the
+// name and the quoted value.
 func (l *Line) Blame(err error) error {
 	text := err.Error()
 	var at []string

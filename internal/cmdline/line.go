@@ -82,8 +82,8 @@ func (l *Line) Sound() bool { return len(l.objections) == 0 }
 // Refusal returns the objection that is first on the line, or nil.
 func (l *Line) Refusal() error { return firstObjection(l.Order, l.objections) }
 
-// firstObjection returns the objection that is first on the command line, or nil. order has
-// the flags of the line, in order.
+// firstObjection returns the objection that is first on the command line, or nil. The
+// parameter order has the flags of the line, in order.
 func firstObjection(order []string, all []objection) error {
 	if len(all) == 0 {
 		return nil
@@ -146,8 +146,9 @@ func (l *Line) NoWords() {
 	}
 }
 
-// OneWord returns the single word of a command, and refuses none or several. which, if not
-// "", is a hint about the possible words in the error for a missing word.
+// OneWord returns the single word of a command, and refuses none or several. The parameter
+// which is a hint about the possible words, for the error if the word is missing. It may be
+// "".
 func (l *Line) OneWord(what, which string) string {
 	switch command := l.Name(); {
 	case len(l.Words) == 0:
