@@ -16,15 +16,15 @@ import (
 	"multihost/internal/testkit"
 )
 
-// heard returns the answer to a step if the script prints out. A worker may list three
-// hashes.
+// heard returns the answer to a step whose script prints these outputs. A worker may list
+// three hashes.
 func heard(step, out, stderr string, status remote.Status) (answer, error) {
 	h := newHearing(3, nil)
 	text := "welcome\n"
 	for line := range strings.Lines(out) {
 		text += h.Nonce + " " + line
 	}
-	_, _ = io.WriteString(h, text) // of a text that is too long, the beginning decides
+	_, _ = io.WriteString(h, text) // if the text is too long, its beginning decides
 	errs := &remote.Answer{Nonce: h.Nonce}
 	_, _ = io.WriteString(errs, stderr)
 	return h.answer(step, errs, status)
@@ -34,7 +34,7 @@ func TestAnswer(t *testing.T) {
 	a, b := strings.Repeat("0123456789abcdef", 4), strings.Repeat("f", 64)
 	for _, tt := range []struct {
 		step, out string
-		want      answer // without word: no answer
+		want      answer // the zero answer: no answer
 		err       string // part of the error's text
 	}{
 		{"check", "same\n", answer{word: "same"}, ""},

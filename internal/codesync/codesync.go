@@ -30,15 +30,14 @@
 //
 //   - A sync looks only at two kinds of files. The first kind differs between the new list
 //     of files and the last one. The second kind has another size, inode or time of change
-//     than at the last sync. Only if the last sync did not end, the worker hashes all
-//     files. So one changed file costs the same for any number of files.
+//     than at the last sync. The worker hashes all files only if the last sync did not end.
+//     So one changed file costs the same for any number of files.
 //   - The worker makes the new list from the differences, and compares the digest. If the
 //     digest is wrong, it gets the whole list.
 //   - Workers fetch files from each other, and do not push them. So each worker reports
 //     over its own connection. If one fails, this machine sends it the files. Four workers
-//     fetch from one. Each worker writes what it receives to a spool and passes it on at
-//     the same time: its tar, and the commands that serve other workers, read the spool, 64
-//     KiB at a time.
+//     fetch from one. Each worker writes what it receives to a spool. At the same time its
+//     tar, and the commands that serve other workers, read the spool, 64 KiB at a time.
 //   - Before the first change, this machine asks every worker who owns its ~/<run>.
 //   - A sync leaves out files that a command wrote on this machine. Such a file becomes the
 //     user's, and is sent, as soon as git tracks it, its contents change, or a pattern with

@@ -84,7 +84,7 @@ func TestManifestsInPieces(t *testing.T) {
 	sync("r10")
 }
 
-// A worker makes a manifest from an earlier one. If the disk is too full for the new
+// A worker makes a manifest from an earlier manifest. If the disk is too full for the new
 // manifest, the error says so, whether or not a part of the manifest is new.
 func TestAManifestWithoutRoomIsTold(t *testing.T) {
 	t.Parallel()

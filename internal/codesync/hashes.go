@@ -67,7 +67,7 @@ func state(info fs.FileInfo) (cachedHash, bool) {
 	return cachedHash{Size: info.Size(), Inode: inode, ModNS: info.ModTime().UnixNano(), ChgNS: changed}, ok
 }
 
-// get returns the hash of a file with the state info, if the hash is known.
+// get returns the hash of a file in this state, if the hash is known.
 func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	want, ok := state(info)
 	if !ok {
@@ -78,8 +78,8 @@ func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	return known.Hash, ok && known == want && len(known.Hash) == 2*sha256.Size
 }
 
-// keep stores the hash of a file. Its state info was read at begun, before its content.
-// keep is not safe for concurrent use.
+// keep stores the hash of a file. The parameter info has its state, which was read at the
+// time begun, before its content. keep is not safe for concurrent use.
 func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	s, ok := state(info)
 	if !ok {

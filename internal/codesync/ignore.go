@@ -266,7 +266,7 @@ func (b *bracket) char() (c byte, ok bool) {
 	return b.pattern[b.at-1], true
 }
 
-// class matches the character class whose name rest begins with.
+// class matches the character class that the text rest begins with.
 func (b *bracket) class(rest string) bool {
 	text, _, closed := strings.Cut(rest, "]")
 	if !closed {

@@ -49,8 +49,8 @@ func (w *localRunner) Run(ctx context.Context, c remote.Cmd) (remote.Status, err
 	return remote.Status{}, err
 }
 
-// tool replaces a program that the worker's scripts start by a bash script. $REAL is the
-// program itself.
+// tool puts a bash script in the place of a program that the worker's scripts start. $REAL
+// is the program itself.
 func (w *localRunner) tool(t *testing.T, name, script string) {
 	t.Helper()
 	if w.tools == "" {

@@ -239,8 +239,8 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 
 func (c *contents) writeArchive(ctx context.Context, w io.Writer, hashes []string, plain bool) error {
 	if !plain {
-		// Only on a slow link does compression matter. There even the fastest level gains
-		// most of what is possible: it packs program text into a quarter.
+		// Compression matters only on a slow link. Even the fastest level gains most of
+		// what is possible: it packs program text into a quarter.
 		z, err := pgzip.NewWriterLevel(w, gzip.BestSpeed)
 		if err != nil {
 			return err

@@ -99,8 +99,8 @@ func (w *localRunner) shell(text string) *exec.Cmd {
 	return c
 }
 
-// A directory that was removed and made again is another one. After any other change it is
-// the same directory.
+// A directory that was removed and made again is another directory. After any other change
+// it is the same directory.
 func TestPushKnowsItsDirectoryAgain(t *testing.T) {
 	t.Parallel()
 	type change struct {

@@ -66,9 +66,9 @@ func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, e
 	return t.deliver(ctx, r, run, nil, false)
 }
 
-// deliver is Push with a starting point. asked is the worker's answer about missing
-// contents, or nil. With whole, deliver sends the whole manifest, because the worker's
-// earlier manifest is useless.
+// deliver is Push with a starting point. The parameter asked has the worker's answer about
+// missing contents, or nil. With whole, deliver sends the whole manifest, because the
+// worker's earlier manifest is useless.
 func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error
@@ -123,8 +123,8 @@ func (t *Tree) check(ctx context.Context, r remote.Runner, run string, rep *Repo
 	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
 }
 
-// plan sends the manifest to a worker. ans is the worker's answer to check. The worker then
-// fills its directory, or answers which contents it lacks.
+// plan sends the manifest to a worker. The parameter ans has the worker's answer to check.
+// The worker then fills its directory, or answers which contents it lacks.
 func (t *Tree) plan(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.manifest.recipeFrom(ans.baseDigest)
 	base := ""

@@ -179,9 +179,9 @@ type tree struct {
 // during ten authentications at the same time. With 4, 64 workers are three hops deep.
 const branching = 4
 
-// arrange puts workers that lack the same contents into trees, if that saves time. rest has
-// the other workers. Each tree holds its pack until pass releases it. Without again,
-// arrange makes no trees.
+// arrange puts workers that lack the same contents into trees, if that saves time. The
+// result rest has the other workers. Each tree holds its pack until pass releases it. If
+// the parameter again is false, arrange makes no trees.
 func (t *Tree) arrange(ctx context.Context, todo []*receiver, again bool) (trees []*tree, rest []*receiver, err error) {
 	groups := map[string][]*receiver{}
 	for _, r := range todo {
@@ -359,8 +359,8 @@ func (u untilClosed) Read([]byte) (int, error) {
 
 // judge marks the members of a tree that are done, and decides how the others get their
 // files. If only a member's source failed, another tree brings its files. If its own hop
-// failed, or no hop of the tree worked, this machine sends them. Without again, there is no
-// further tree.
+// failed, or no hop of the tree worked, this machine sends them. If the parameter again is
+// false, there is no further tree.
 func (t *Tree) judge(tr *tree, again bool) {
 	hops := 0
 	for _, r := range tr.members[1:] {

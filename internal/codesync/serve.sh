@@ -14,7 +14,7 @@ done
 read -r pid <"$spool/pid" || exit 1
 exec 3<"$spool/data" || exit 1
 if command -v perl >/dev/null; then
-  # perl costs a third of tail and head, and two of these scripts run on a worker.
+  # perl costs a third as much as tail and head, and two of these scripts run on a worker.
   # shellcheck disable=SC2016
   exec perl -e '($pid, $over) = @ARGV; for ($ended = 0; !$ended; select(undef, undef, undef, 0.05)) {
 		$ended = -e $over || !kill(0, $pid);

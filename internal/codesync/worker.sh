@@ -464,7 +464,8 @@ find_gone() {
   local i path
   local -A wanted=()
   for i in "${!paths[@]}"; do
-    # A directory in the place of a file, or the reverse, is another entry.
+    # If a directory replaces a file, or a file a directory, the path counts as another
+    # entry.
     if [[ ${kinds[i]} == d ]]; then wanted["d${paths[i]}"]=1; else wanted["f${paths[i]}"]=1; fi
   done
   for ((i = 0; i + 5 < ${#old[@]}; i += 6)); do
@@ -663,8 +664,8 @@ refuse_in_use() {
   exit 1
 }
 
-# refuse_foreign ADOPT: refuses to change files of the user at ~/RUN. ADOPT allows to take
-# over a directory only.
+# refuse_foreign ADOPT: refuses to change files of the user at ~/RUN. With ADOPT, only a
+# directory can be taken over.
 refuse_foreign() {
   if foreign && [[ $1 != yes || $REPLY == file || $REPLY == dangling\ * ]]; then
     say foreign "$REPLY"
@@ -737,8 +738,8 @@ finish() {
   keep_used
 }
 
-# keep_used: once a day, marks the contents of a run as used, so that the contents of a run
-# that is often synced stay in the store. A sync itself looks only at new contents.
+# keep_used: marks the contents of a run as used, once a day. So the contents of a run with
+# frequent syncs stay in the store. A sync itself looks only at new contents.
 keep_used() {
   local now_s at=0
   now_ns

@@ -89,7 +89,7 @@ func Remember(dir, by string, paths []Written) error {
 }
 
 // keepState keeps the state of a file. For a directory, it keeps the states of its files,
-// if there are at most most.
+// unless there are too many.
 func (w *Written) keepState(info fs.FileInfo, most int) {
 	if !info.IsDir() {
 		w.Size, w.ModNS = info.Size(), info.ModTime().UnixNano()
@@ -276,7 +276,7 @@ func (s *scanner) leaveTracked(ctx context.Context) error {
 	return nil
 }
 
-// below returns the path at relative to the root, with slashes. It returns false if at is
+// below returns a path relative to the root, with slashes. It returns false if the path is
 // not below the root.
 func (s *scanner) below(at string) (string, bool) {
 	rel, err := filepath.Rel(s.root, at)

@@ -72,7 +72,7 @@ func TestWhatCommandsWroteHereIsNotSent(t *testing.T) {
 		t.Errorf("with NoIgnore %d files are taken, want all 20", n)
 	}
 
-	// git tracks files: they are the user's.
+	// git now tracks these files, so they are the user's.
 	git(t, dir, "init", "-q")
 	git(t, dir, "add", "profile/s0w1/a", "logs/output_slice_0000_worker_0000.txt")
 	tree = scan(Options{})
