@@ -1,7 +1,7 @@
-// Package complete knows what the user can type for multihost's flags and words: facts of
-// the product, for example accelerator types, zones and presets, and facts of this machine,
-// for example runs and gcloud's configurations. It asks the API for names and keeps them
-// for a minute. It never fails: without an answer, it returns no candidates.
+// Package complete knows what the user can type for multihost's flags and words. It has
+// facts of the product, for example accelerator types, zones and presets. It reads facts of
+// this machine, for example runs and gcloud's configurations. It asks the API for names and
+// keeps them for a minute. It never fails: without an answer, it returns no candidates.
 //
 // # Decisions
 //
