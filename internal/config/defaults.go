@@ -181,8 +181,8 @@ type defaultsFile struct {
 	faults   []error
 }
 
-// setting is a line of a file. Flags of several commands may share a name but not a kind.
-// The setting is only for flags of its kind.
+// setting is a line of a file. Flags of several commands may have the same name and
+// different kinds. The setting is only for flags of its kind.
 type setting struct {
 	key  string
 	kind Kind
@@ -302,7 +302,7 @@ func weight(s Source) int {
 	return w
 }
 
-// within reports whether a section is for a command. The section is empty, or names the
+// within reports whether a section is for a command. It is if it is empty, or names the
 // command or a group with it.
 func within(command, section string) bool {
 	return section == "" || command == section || strings.HasPrefix(command, section+" ")

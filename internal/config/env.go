@@ -50,8 +50,9 @@ func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	return vars, nil
 }
 
-// SecretEnv reads the variables names from this machine's environment. A variable that is
-// not set is an error, because an empty secret would only fail later on the workers.
+// SecretEnv reads the variables with these names from this machine's environment. A
+// variable that is not set is an error, because an empty secret would only fail later on
+// the workers.
 func SecretEnv(lookup Lookup, names []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, name := range names {
@@ -155,8 +156,8 @@ func assignedName(line string) (name string, ok bool) {
 	return name, ok
 }
 
-// envValue reads the value at the start of s. used is the number of bytes that belong to
-// it, with its line end.
+// envValue reads the value at the start of s. The result used is the number of its bytes,
+// with its line end.
 func envValue(s string) (value string, used int, err error) {
 	lead := len(s) - len(strings.TrimLeft(s, " \t"))
 	body := s[lead:]

@@ -206,8 +206,8 @@ func get(lookup Lookup, key string) string {
 
 var configurationName = regexp.MustCompile(`^[a-z][-a-z0-9]*$`)
 
-// activeName returns the name of the configuration to read. named says that a flag or
-// variable named it. It must then exist.
+// activeName returns the name of the configuration to read. The result named says that a
+// flag or variable names it. The configuration must then exist.
 func activeName(lookup Lookup, dir, flag string) (name string, named bool, err error) {
 	asked, by := flag, "--configuration"
 	if asked == "" {
