@@ -2,9 +2,9 @@
 # The startup script of a job's workers. root runs it at every boot, and with $1 = --going
 # as the shutdown script. It gets multihost-agent from the bucket, keeps it by the SHA-256
 # in this text, and runs it until nothing is left to do. If it cannot, it reports why and
-# retries. It deletes the slices only if it could not run the program for a long time, and
-# no other worker has reported anything or the bucket cannot be read for as long. Otherwise
-# the other workers delete them.
+# retries. It deletes the slices only if two things hold. It could not run the program for a
+# long time. And no other worker has reported anything, or the bucket cannot be read for as
+# long. Otherwise the other workers delete them.
 set -u
 shopt -s execfail
 export LC_ALL=C

@@ -173,7 +173,7 @@ func TestABootBecomesTheAgent(t *testing.T) {
 	}
 }
 
-// Without an agent, the slices would be left alone.
+// A failed agent is started again. Without an agent, nobody would delete the slices.
 func TestABootRunsAFailedAgentAgain(t *testing.T) {
 	t.Parallel()
 	v := bootVM(t)
@@ -196,7 +196,7 @@ func TestABootPrintsAReasonOnce(t *testing.T) {
 	}
 }
 
-// A worker that cannot get the program reports why where people look, and retries.
+// A worker that cannot get the program reports the reason where people look, and retries.
 func TestABootThatHasNoAgentTellsWhy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

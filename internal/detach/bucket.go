@@ -96,11 +96,11 @@ func (e *ExistsError) Error() string {
 func (e *ExistsError) Fault() fault.Kind { return fault.Unavailable }
 
 // Create uploads the files that the workers of a start need: their program, the kit's
-// files, and the code from write, if write is not nil. It then makes this start the current
-// one by writing run.json. The start replaces earlier; nil means the run's first start. Of
-// several concurrent calls, one succeeds, and the others get an *ExistsError. Each start
-// has its own names for uploads, so readers of an earlier start are not disturbed. Create
-// fills in the missing fields of j.
+// files, and the code. The function write writes the code; nil means no code. It then makes
+// this start the current one by writing run.json. The start replaces earlier; nil means the
+// run's first start. Of several concurrent calls, one succeeds, and the others get an
+// *ExistsError. Each start has its own names for uploads, so readers of an earlier start
+// are not disturbed. Create fills in the missing fields of j.
 //
 // With a client that only reads, Create makes nothing and returns a *gcp.ReadOnlyError.
 // After another error nothing of this start is left in the bucket, unless the error says
@@ -181,8 +181,8 @@ func (b *Bucket) Holds(ctx context.Context, j Job) error {
 	return err
 }
 
-// Withdraw removes what Create has uploaded. With first, this was the run's first start,
-// and Withdraw removes everything of the run, except objects of another start that has
+// Withdraw removes what Create has uploaded. After the run's first start (the parameter
+// first), Withdraw removes everything of the run, except objects of another start that has
 // replaced this one.
 func (b *Bucket) Withdraw(ctx context.Context, j Job, first bool) error {
 	err := b.withdraw(ctx, j, first)
@@ -397,7 +397,7 @@ func (b *Bucket) put(ctx context.Context, run, name string, r io.ReadSeeker, gen
 	return b.putPieces(ctx, run, name, r, generation, googleapi.MinUploadChunkSize)
 }
 
-// putPieces is put in pieces of piece bytes, one request for each.
+// putPieces is put in pieces of this many bytes, one request for each.
 func (b *Bucket) putPieces(ctx context.Context, run, name string, r io.ReadSeeker, generation *int64, piece int) error {
 	what := fmt.Sprintf("write %s%s", b.URL(run), name)
 	return b.gcp.Do(ctx, what, func(ctx context.Context) error {
@@ -419,7 +419,7 @@ func (b *Bucket) read(ctx context.Context, name string, offset int64) ([]byte, e
 	return b.readPiece(ctx, name, offset, maxPiece)
 }
 
-// readPiece is read with at most most bytes.
+// readPiece is read with another limit of bytes.
 func (b *Bucket) readPiece(ctx context.Context, name string, offset, most int64) ([]byte, error) {
 	var data []byte
 	err := b.gcp.Do(ctx, fmt.Sprintf("read gs://%s/%s", b.name, name), func(ctx context.Context) error {
@@ -464,8 +464,8 @@ func (b *Bucket) list(ctx context.Context, prefix, delimiter string, f func(page
 }
 
 // Keeps returns for how long the bucket keeps and bills an overwritten object; 0: not at
-// all. Every upload of a log overwrites an object. versions reports whether the bucket
-// keeps old versions.
+// all. Every upload of a log overwrites an object. The result versions reports whether the
+// bucket keeps old versions.
 func (b *Bucket) Keeps(ctx context.Context) (softDeleted time.Duration, versions bool, err error) {
 	err = b.gcp.Do(ctx, "read bucket "+b.name, func(ctx context.Context) error {
 		is, err := b.svc.Buckets.Get(b.name).Context(ctx).Do()

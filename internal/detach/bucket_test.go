@@ -75,7 +75,7 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusOK, []byte("{}"))
 }
 
-// openOn opens a bucket of the server storage.
+// openOn opens a bucket that this server has.
 func openOn(t *testing.T, storage http.Handler) *detach.Bucket {
 	t.Helper()
 	server := httptest.NewServer(storage)
@@ -134,7 +134,7 @@ func TestForgedDescriptionIsRefused(t *testing.T) {
 	}
 }
 
-// One after the other, reading the objects of 256 workers would take half a minute across
+// Reading the objects of 256 workers one after the other would take half a minute across
 // the Atlantic.
 func TestEndsAreReadBesideEachOther(t *testing.T) {
 	t.Parallel()
