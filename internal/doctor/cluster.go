@@ -60,19 +60,18 @@ func (e clusterChecks) checkAPI(ctx context.Context) {
 	e.ok(CheckAPI, "%s, Kubernetes %s, answers in %s", e.Cluster.Client.Server(), version, event.Duration(time.Since(begin)))
 }
 
-// refused adds the finding for a call of the API server that failed.
+// refused adds the finding for a failed call of the API server.
 func (e clusterChecks) refused(check string, err error) {
 	e.add(Finding{Check: check, Level: Error, Text: err.Error(), Advice: hint(err)})
 }
 
-// A right is something that commands do in a namespace of a cluster.
+// A right is a permission that commands need in a namespace of a cluster.
 type right struct {
 	verb, group, resource, sub string
 	use                        string
 	level                      Level // of the finding if the user lacks the right
 }
 
-// rights returns the rights that commands need.
 func rights() []right {
 	const sets, queues = "jobset.x-k8s.io", "kueue.x-k8s.io"
 	return []right{
@@ -135,8 +134,8 @@ func (e clusterChecks) mayI(ctx context.Context, r right) (bool, error) {
 	return answer.Status.Allowed, nil
 }
 
-// checkControllers looks for JobSet and Kueue. Without Kueue, nobody queues: slices and
-// workloads take the nodes that are free.
+// checkControllers looks for JobSet and Kueue. Without Kueue there is no queue: slices and
+// workloads take free nodes.
 func (e clusterChecks) checkControllers(ctx context.Context) {
 	in := e.installer()
 	for _, k := range controllers.All() {
@@ -165,7 +164,7 @@ func (e clusterChecks) installer() controllers.Installer {
 	return controllers.Installer{Client: e.Cluster.Client, Sink: e.Sink, Clock: e.Clock}
 }
 
-// completes says what installs what a cluster lacks.
+// completes says who installs what a cluster lacks.
 func (e clusterChecks) completes() string {
 	if e.Cluster.Name == "" {
 		return "an administrator of the cluster installs it: https://jobset.sigs.k8s.io and https://kueue.sigs.k8s.io"
@@ -180,7 +179,8 @@ func (e clusterChecks) completion() string {
 	return e.command("cluster", "create", e.Cluster.Name)
 }
 
-// checkQueue looks for the queue of workloads, and whether Kueue admits anything through it.
+// checkQueue looks for the queue of workloads, and checks whether Kueue admits anything
+// through it.
 func (e clusterChecks) checkQueue(ctx context.Context) {
 	version, err := e.installer().KueueVersion(ctx)
 	if err != nil {
@@ -188,7 +188,7 @@ func (e clusterChecks) checkQueue(ctx context.Context) {
 		return
 	}
 	if _, err := e.Cluster.Client.Resource(ctx, "kueue.x-k8s.io/"+version, "LocalQueue"); kube.NotFound(err) {
-		return // the finding of Kueue says it
+		return // the finding about Kueue says it
 	}
 	queue, err := kube.LocalQueues.In(e.Cluster.Client, "").Get(ctx, controllers.LocalQueue)
 	switch {
@@ -215,7 +215,7 @@ func waits(n int, one, many string) string {
 	return fmt.Sprintf("%d workloads %s", n, many)
 }
 
-// checkNodes counts the nodes with TPU chips, and names those that take no pod.
+// checkNodes counts the nodes with TPU chips, and names those that accept no pod.
 func (e clusterChecks) checkNodes(ctx context.Context) {
 	nodes, _, err := kube.Nodes.In(e.Cluster.Client, "").List(ctx, kube.ListOptions{Labels: "cloud.google.com/gke-tpu-accelerator"})
 	if err != nil {
@@ -235,8 +235,8 @@ func (e clusterChecks) checkNodes(ctx context.Context) {
 	}
 }
 
-// judgeNodes counts the nodes that take pods. For the others it returns findings, whose Cure
-// is the name of the first such node.
+// judgeNodes counts the nodes that accept pods. For the others it returns findings. The
+// Cure of a finding is the name of its first node.
 func judgeNodes(nodes []corev1.Node) (ready int, broken []Finding) {
 	reasons := map[string][]string{}
 	var order []string

@@ -37,9 +37,9 @@ func (e workerChecks) checkSilent(ctx context.Context, visit *workers.Visit) {
 	group.Wait()
 }
 
-// checkConsole reports the messages on the serial console of one VM of a slice: one of ids,
-// or if ids is empty, one that has not reported its number. The other VMs of a slice
-// usually have the same messages.
+// checkConsole reports the messages on the serial console of one VM of a slice. It takes
+// one of ids. If ids is empty, it takes one that has not reported its number. The other VMs
+// of a slice usually have the same messages.
 func (e workerChecks) checkConsole(ctx context.Context, s tpu.Slice, ids []tpu.WorkerID) {
 	reader, ok := provision.As[provision.ConsoleReader](provider.Of(e.Provider, s.Provider))
 	if !ok {

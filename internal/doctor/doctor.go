@@ -3,8 +3,8 @@
 // command that corrects it.
 //
 // The checks change nothing, neither in the cloud nor on workers. Independent checks run at
-// the same time, each within a time limit. A check that fails itself says why, and does not
-// prevent the others.
+// the same time, each within a time limit. A check that cannot be made says why, and does
+// not prevent the others.
 //
 // # Decisions
 //
@@ -45,7 +45,7 @@ const (
 	OK      Level = "ok"
 	Warning Level = "warning" // a run works, but slower, less safely, or not with every feature
 	Error   Level = "error"   // a run cannot work
-	Unknown Level = "unknown" // the check failed itself, and the text says why
+	Unknown Level = "unknown" // the check could not be made, and the text says why
 )
 
 // The checks, in the order of the report.
@@ -75,7 +75,7 @@ const (
 	CheckSlices      = "slices"
 	CheckLogin       = "login"
 	CheckSSH         = "ssh"
-	CheckExec        = "exec" // what ssh is to other workers
+	CheckExec        = "exec" // for pods, in place of CheckSSH
 	CheckConsole     = "serial console"
 	CheckHostKeys    = "host keys"
 	CheckClock       = "clock"
@@ -128,7 +128,7 @@ type Report struct {
 	Unknown  int       `json:"unknown"`
 }
 
-// Fault returns the kind of a report's first error. failed is false without an error.
+// Fault returns the kind of a report's first error. If there is no error, failed is false.
 func (r Report) Fault() (kind fault.Kind, failed bool) {
 	i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Level == Error })
 	if i < 0 {
@@ -223,8 +223,8 @@ func Examine(ctx context.Context, o Options) (Report, error) {
 	}
 }
 
-// fixAll makes each correction in the findings once. It returns those that succeeded. tried
-// has the corrections of earlier rounds.
+// fixAll makes each correction in the findings once. It returns those that succeeded. The
+// parameter tried has the corrections of earlier rounds.
 func fixAll(ctx context.Context, sink event.Sink, r Report, tried map[string]bool) (done []string) {
 	for _, f := range r.Findings {
 		key := f.Check + "\x00" + f.Text

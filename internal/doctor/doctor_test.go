@@ -386,7 +386,7 @@ func TestAWorkerThatCannotListenSaysWhy(t *testing.T) {
 	}
 }
 
-// An answer that breaks off early is none.
+// An answer that breaks off early does not count.
 func TestAListenerThatCannotBeReadIsNotTakenForOneThatListens(t *testing.T) {
 	t.Parallel()
 	broken := iotest.ErrReader(errors.New("connection lost"))

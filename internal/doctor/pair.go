@@ -25,8 +25,8 @@ var pairScript string
 var probePorts = []string{"8080", "8081", "8476", "8482"}
 
 // connectLimit limits one connection or packet between workers. pairLimit limits the whole
-// check: the listener on a worker ends by itself after it. holdLimit limits how long the
-// listener keeps the ports open, because a run that starts meanwhile needs them.
+// check: the listener on a worker ends by itself after this time. holdLimit limits how long
+// the listener keeps the ports open, because a run that starts meanwhile needs them.
 const (
 	connectLimit = 5 * time.Second
 	holdLimit    = 10 * time.Second
@@ -81,9 +81,10 @@ type heard struct {
 	early string   // why the listener closed the ports before all had connected, or ""
 }
 
-// listen starts the listener on the coordinator. letGo makes it close the ports. If the
-// listener had already closed them, letGo returns why, otherwise "". stop ends the listener
-// with everything that listen started, and leaves nothing behind.
+// listen starts the listener on the coordinator. The function letGo makes the listener
+// close the ports. If it had already closed them, letGo returns why, otherwise "". The
+// function stop ends the listener with everything that listen started, and leaves nothing
+// behind.
 func (e pairChecks) listen(ctx context.Context, s *seen) (h heard, letGo func() (early string), stop func()) {
 	out, in := io.Pipe()
 	nonce := remote.NewNonce()

@@ -172,7 +172,7 @@ func (e projectChecks) apiMissing(a api) {
 }
 
 // askAPIs calls each API to find out whether it is enabled, if Service Usage does not
-// answer. why is the error of Service Usage.
+// answer. The parameter why has the error of Service Usage.
 func (e projectChecks) askAPIs(ctx context.Context, why error) {
 	calls := map[string]error{}
 	_, calls["tpu.googleapis.com"] = e.Provider.Slices(ctx)
@@ -455,12 +455,13 @@ func (e projectChecks) quotaRows(quotas []gcp.QuotaInfo) (rows []quotaRow) {
 	return rows
 }
 
-// A project may use unsetSpot chips of v6e if nobody has set the quota for spot and
-// flex-start, according to a user. For on demand, the number is 0.
+// According to a user, a project may use this many chips of v6e if nobody has set the quota
+// for spot and flex-start. For on demand, the number is 0.
 const unsetSpot = 1536
 
 // computeRows returns the quotas of Compute Engine that limit slices of a generation in a
-// zone. Flex-start uses the quota of spot, or if there is none, of on demand.
+// zone. Flex-start uses the quota of spot. If there is none, it uses the quota of on
+// demand.
 func computeRows(quotas []gcp.QuotaInfo, g tpu.Generation, zone string) (rows []quotaRow) {
 	for _, q := range quotas {
 		own, tier, family, ok := computeQuota(q, g)
@@ -528,8 +529,8 @@ func (e projectChecks) quotaUnit() (unit string, each int) {
 }
 
 // computeQuota returns the part of a quota of Compute Engine that limits slices of a
-// generation, and its tier. family is the dimension of the generation. ok is false if the
-// quota is for something else.
+// generation, and its tier. The result family is the dimension of the generation. ok is
+// false if the quota is for something else.
 //
 // Users of v5p and v6e have reported these ids, in two forms: one quota for all families,
 // with a dimension for each, or one quota for each generation.
@@ -585,8 +586,8 @@ func quotaFor(id string, t tpu.Type) (tier string, ok bool) {
 }
 
 // held returns how much of the zone's quotas the project uses for slices and requests of
-// the generation, by tier. dead are the requests that are FAILED or SUSPENDED. held counts
-// only slices and requests of the wanted slices' API.
+// the generation, by tier. The result dead has the requests that are FAILED or SUSPENDED.
+// held counts only slices and requests of the wanted slices' API.
 func (e projectChecks) held(ctx context.Context) (byTier map[string]int64, dead []provision.Resource, err error) {
 	all, err := e.Provider.List(ctx)
 	if err != nil {

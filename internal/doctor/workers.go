@@ -158,7 +158,7 @@ func (e workerChecks) checkLogin(ctx context.Context) (logins map[string]string,
 		e.ok(CheckLogin, "by the key alone; it has to be on the machines")
 		return logins, map[int]bool{0: true}
 	}
-	if e.Cluster != nil { // who may run commands in pods needs no login
+	if e.Cluster != nil { // in pods, the permission to run commands replaces the login
 		for _, s := range e.sel.Slices {
 			open[s.Index] = true
 		}
@@ -434,7 +434,7 @@ func (e workerChecks) sshFinding(check, text string, ids []tpu.WorkerID, err err
 	return f
 }
 
-// way returns the check that says whether workers are reached.
+// way returns the check of the connections to workers.
 func (e workerChecks) way() string {
 	if e.Cluster != nil {
 		return CheckExec
