@@ -119,7 +119,7 @@ type Stall struct {
 }
 
 // Request says what a command will request from the cloud. The command emits it before the
-// first request, and not again for a repeated one.
+// first request, and not again for a repeated request.
 type Request struct {
 	Resource    string        `json:"queued_resource"`
 	Slices      int           `json:"slices"`
