@@ -43,8 +43,8 @@ const (
 	TmpDisk    = "in /tmp; a command that writes there fails when it is full"
 )
 
-// Tell warns in one line of the workers added since the last call. what is one of the uses
-// above.
+// Tell warns in one line of the workers added since the last call. The parameter what is
+// one of the uses above.
 func (l *LowDisks) Tell(sink event.Sink, what string) {
 	l.mu.Lock()
 	fresh, least, on := l.fresh, l.least, l.on

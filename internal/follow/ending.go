@@ -54,7 +54,7 @@ func (e Ending) Text() string {
 // Endings are the ends on all workers of a run, in the workers' order.
 type Endings []Ending
 
-// on folds the names of the workers for whose ends is returns true.
+// on folds the names of the workers whose ends fulfil the condition is.
 func (all Endings) on(ids []tpu.WorkerID, is func(Ending) bool) string {
 	var names []tpu.WorkerID
 	for i, e := range all {
@@ -93,9 +93,9 @@ func (all Endings) cutOff() bool {
 	return away
 }
 
-// settled reports whether nothing more can be found out about how the command ended. bucket
-// says that the run has a bucket. The bucket may know the end even when the slices are
-// gone.
+// settled reports whether nothing more can be found out about how the command ended. The
+// parameter bucket says that the run has a bucket, which may know the end even when the
+// slices are gone.
 func (all Endings) settled(bucket bool) bool {
 	return !slices.ContainsFunc(all, func(e Ending) bool {
 		return !e.Known || e.Err != nil && (bucket || !errors.Is(e.Err, ErrSliceGone))
@@ -144,8 +144,8 @@ func (all Endings) leftBehind(ids []tpu.WorkerID) (n int, on []tpu.WorkerID) {
 	return n, on
 }
 
-// dropped returns the workers whose logs lack output of the command. most is the largest
-// number of bytes that one log lacks.
+// dropped returns the workers whose logs lack output of the command. The result most is the
+// largest number of bytes that one log lacks.
 func (all Endings) dropped(ids []tpu.WorkerID) (most int64, on []tpu.WorkerID) {
 	for i, e := range all {
 		if e.Known && e.Exit.Dropped > 0 {

@@ -111,8 +111,8 @@ const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordi
 var runtimeSays = regexp.MustCompile(RuntimeWords)
 
 // leaves reports whether an end looks like a training's tail. It does if SIGABRT killed the
-// command or a program that its shell ran, or if the runtime's own words are at the end of
-// the output.
+// command or a program that its shell ran. It also does if the runtime's own words are at
+// the end of the output.
 func leaves(exit launch.Exit, lastLines []string) bool {
 	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
 }

@@ -198,7 +198,8 @@ func (f *Following) stir() {
 	}
 }
 
-// tellOutages reports which workers and which logs are newly affected or well again.
+// tellOutages reports changes in two lists: the workers that cannot be followed, and the
+// logs that this machine cannot copy.
 func (f *Following) tellOutages() {
 	f.cutLogs.tell(f.Sink, f.Ref.Run)
 	f.outages.tell(f.Sink, f.Workers.IDs, f.Clock.Now(), f.Patience.Lost)
@@ -206,8 +207,8 @@ func (f *Following) tellOutages() {
 
 // lookAtOutages asks the cloud, in one call, whether the slices of lost workers exist. It
 // gives up the workers whose slices are gone. If this machine has no network, no worker
-// becomes lost, and the time of each outage begins anew. pause is the last pause.
-// lookAtOutages returns the next one.
+// becomes lost, and the time of each outage begins anew. The parameter pause is the last
+// pause before a look, and the result is the next one.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()
 	if len(lost) == 0 {

@@ -43,8 +43,9 @@ type outage struct {
 	recovered bool      // it is over, and that is still to be reported
 }
 
-// fail records a failed try to follow the worker. news says that something is to be
-// reported. lost says that the worker was away for longer than limit; 0 is no limit.
+// fail records a failed try to follow the worker. The result news says that something is to
+// be reported. The result lost says that the worker was away for longer than limit; 0 means
+// no limit.
 func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.CancelCauseFunc, limit time.Duration) (news, lost bool) {
 	if o.giveUp == nil {
 		news, o.begin = true, now
@@ -60,7 +61,7 @@ func (o *outage) fail(now time.Time, kind trouble, cause string, giveUp context.
 	return news, fateOf(evidence{trouble: kind, away: now.Sub(o.begin)}, limit) == fateLost
 }
 
-// end records that the worker is followed again. news says that something is to be
+// end records that the worker is followed again. It reports whether something is to be
 // reported.
 func (o *outage) end() (news bool) {
 	if o.giveUp == nil {
@@ -157,7 +158,7 @@ func (o *outages) restart(lost []int, now time.Time) {
 	}
 }
 
-// causes returns why workers cannot be followed now, by index.
+// causes returns why workers cannot be followed now, by the worker's index.
 func (o *outages) causes() map[int]string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -207,8 +208,8 @@ func ourNetwork(lost, awaited int, err error) bool {
 	return err != nil && lost >= awaited
 }
 
-// nextLook returns the pause before the next question to the cloud. pause is the last one,
-// and err is the error of the last call.
+// nextLook returns the pause before the next question to the cloud. The parameter pause is
+// the last one, and err the error of the last call.
 func nextLook(pause, limit time.Duration, err error) time.Duration {
 	switch {
 	case err == nil:

@@ -55,9 +55,9 @@ func (s *stopping) end(code int) error {
 }
 
 // slicesGo reports whether the slices are deleted after the stop even if logs exist only on
-// their workers. deletes says that this command deletes slices. The slices go after the end
-// of --ttl, which limits the cost. They also go if the command may still be running:
-// otherwise they would stay for a log, without a lease to limit the cost.
+// their workers. The parameter deletes says that this command deletes slices. The slices go
+// after the end of --ttl, which limits the cost. They also go if the command may still be
+// running: otherwise they would stay for a log, without a lease to limit the cost.
 func (s *stopping) slicesGo(deletes bool) bool {
 	return s != nil && (errors.Is(s.cause, stage.ErrExpired) || s.err != nil && deletes)
 }

@@ -141,7 +141,8 @@ func (w *endWait) leave() {
 	}
 }
 
-// leaveUnread stops following the workers whose logs are not whole. The logs stay so.
+// leaveUnread stops following the workers whose logs are not whole. The logs stay
+// incomplete.
 func (w *endWait) leaveUnread() {
 	var open []int
 	for i, e := range w.Ends {

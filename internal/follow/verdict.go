@@ -20,8 +20,8 @@ type account struct {
 	first int
 }
 
-// summary says how the run ended. lines says that the summary should have the last lines of
-// the first failure. The text is "" if failures were excused; see SayExcused.
+// summary says how the run ended. The result lines says that the summary should have the
+// last lines of the first failure. The text is "" if failures were excused; see SayExcused.
 func (a account) summary() (sum event.Summary, lines bool) {
 	sum = event.Summary{Run: a.run, OK: a.code == 0, ExitCode: a.code, CommandCode: a.code}
 	var end Ending

@@ -147,8 +147,8 @@ func (c copies) arrivals(i int) *record.ArrivalWriter {
 	return &record.ArrivalWriter{Path: record.ArrivalsPath(c.rec.LogDir, c.workers.IDs[i]), Now: c.clock.Now}
 }
 
-// bringRests fetches the missing rests of the logs of ends. With listed, nodes are all
-// slices of the cloud. If the slice of a log is not among them, the rest of the log is
+// bringRests fetches the missing rests of the logs of ends. If listed is true, nodes has
+// all slices of the cloud. If the slice of a log is not among them, the rest of the log is
 // lost.
 func (c copies) bringRests(ctx context.Context, ends Endings, nodes []tpu.Slice, listed bool) {
 	c.workers.Each(ctx, event.Discard, "", func(ctx context.Context, i int) error {

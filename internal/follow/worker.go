@@ -56,7 +56,7 @@ func (w *follower) keep(ctx context.Context) Ending {
 	}
 	exit, err := w.stream(log.size, log, log.cutThere)
 	var part *PartLog
-	if err == nil && log.broken { // now, because the worker may soon be gone
+	if err == nil && log.broken { // do this now, because the worker may soon be gone
 		part = copies.mend(w.ctx, w.i, log)
 	}
 	log.close()
@@ -141,8 +141,8 @@ func (w *follower) lost(err error) {
 	}
 }
 
-// ending returns the worker's end. exit and err are the results of following it. ctx is the
-// parent of w.ctx.
+// ending returns the worker's end. exit and err are the results of following it. The
+// parameter ctx is the parent of w.ctx.
 func (w *follower) ending(ctx context.Context, exit launch.Exit, err error) Ending {
 	offset := time.Duration(0)
 	if err == nil {
@@ -151,9 +151,9 @@ func (w *follower) ending(ctx context.Context, exit launch.Exit, err error) Endi
 	return endingOf(exit, err, ctx.Err() != nil, context.Cause(w.ctx), offset, w.Clock.Now())
 }
 
-// endingOf returns the end of a worker. exit and err are the results of following it. left
-// says that this command stopped following all workers. cause is why this worker was given
-// up. offset is how far its clock is ahead.
+// endingOf returns the end of a worker. exit and err are the results of following it. The
+// parameter left says that this command stopped following all workers. The parameter cause
+// says why this worker was given up, and offset how far its clock is ahead.
 func endingOf(exit launch.Exit, err error, left bool, cause error, offset time.Duration, now time.Time) Ending {
 	switch {
 	case err != nil && left: // not the worker's fault
