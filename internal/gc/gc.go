@@ -161,8 +161,8 @@ func itemizer(d Deps, kind string) (provision.Itemizer, bool) {
 	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
 }
 
-// addParts adds the parts of resources with several. If it cannot read the parts of a
-// resource, it adds none.
+// addParts adds the parts of resources that have several parts. If it cannot read the parts
+// of a resource, it adds none.
 func addParts(ctx context.Context, d Deps, left []Leftover) {
 	errs := make([]error, len(left))
 	var reads errgroup.Group
@@ -355,7 +355,8 @@ func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) 
 		if !mine || len(k.Workloads) > 0 || !strings.HasPrefix(k.Name, o.Prefix) || k.Region != gcp.Region(d.Zone) || d.Age(k.Created) < o.OlderThan {
 			continue
 		}
-		// Hourly stays unknown, because some parts' prices are. Parts has the known ones.
+		// Hourly stays unknown, because the prices of some parts are not known. Parts has
+		// the known prices.
 		l := Leftover{Kind: "cluster", Name: k.Name, State: k.State, User: k.User, Created: k.Created, Age: d.Age(k.Created)}
 		var types []string
 		types, l.Slices = k.Types()
@@ -493,8 +494,8 @@ func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait fun
 }
 
 // sweep deletes the parts that cost nothing of resources of user's runs without slices.
-// Workers cannot delete such parts, because they are in use until the workers are gone.
-// What sweep leaves, the next command deletes.
+// Workers cannot delete such parts, because they are in use until the workers are gone. The
+// next command deletes what sweep leaves.
 func sweep(ctx context.Context, d Deps, all []provision.Resource, user, except string) {
 	if d.ReadOnly {
 		return

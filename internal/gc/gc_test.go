@@ -187,7 +187,7 @@ func TestASliceThatIsReadyAgainIsNotDeleted(t *testing.T) {
 }
 
 // The remains of a resource without slices are also deleted, unless somebody is making a
-// new one of that name.
+// new resource of that name.
 func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 	for life, want := range map[provision.Life]string{provision.Failed: "m of r", provision.Requested: "", provision.Absent: ""} {
 		cloud := &remains{}
@@ -283,7 +283,8 @@ func (p *parts) Sweep(_ context.Context, id, run string, over bool) error {
 }
 
 // A command deletes the remains of the user's earlier runs that cost nothing. It leaves
-// what somebody is making, what belongs to others, its own, and in a dry run everything.
+// parts that somebody is making, parts of others, and its own parts. In a dry run it leaves
+// everything.
 func TestFreeRemainsOfEarlierRunsAreSwept(t *testing.T) {
 	t.Parallel()
 	res := func(id, user string, life provision.Life, slices ...tpu.Slice) provision.Resource {
