@@ -225,8 +225,8 @@ func (p *Provider) parts(all plan) (list []part) {
 	return list
 }
 
-// ensure makes a part unless it exists. made is true even if the answer was lost and the
-// part now exists.
+// ensure makes a part unless it exists. The result made is also true if the answer was lost
+// and the part now exists.
 func (p *Provider) ensure(ctx context.Context, part part) (made bool, err error) {
 	is := func(ctx context.Context) (bool, error) {
 		about, err := part.read(ctx, part.name)
@@ -272,8 +272,8 @@ func sameOwner(a, b string) bool {
 	return ok && otherOK && id == otherID && run == otherRun
 }
 
-// Preview implements provision.Previewer. It names the image by its family. command is
-// empty, because no single gcloud command is equal.
+// Preview implements provision.Previewer. It names the image by its family. The result
+// command is empty, because no single gcloud command does the same.
 func (p *Provider) Preview(r provision.Request) (body []byte, command string) {
 	image := settingsOf(r).Image
 	if image == "" {

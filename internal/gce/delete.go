@@ -120,8 +120,9 @@ func (p *Provider) remove(ctx context.Context, id, phase string, limit time.Dura
 	}
 }
 
-// removeOnce requests the deletion of the parts whose turn it is. left names a part that
-// exists, or is "". asked has the time of the request to delete each group.
+// removeOnce requests the deletion of the parts whose turn it is. The result left names a
+// part that still exists, or is "". The parameter asked has the time of the request to
+// delete each group.
 func (p *Provider) removeOnce(ctx context.Context, id string, asked map[string]time.Time) (left string, err error) {
 	all, err := p.calls.Groups(ctx)
 	if err != nil {

@@ -305,9 +305,9 @@ func timeOf(text string) time.Time {
 	return t
 }
 
-// together returns the state of a resource whose slices have these states. missing counts
-// slices whose groups do not exist. In a fresh resource they may still come. Otherwise
-// somebody has deleted them.
+// together returns the state of a resource whose slices have these states. The parameter
+// missing counts slices whose groups do not exist. In a fresh resource they may still come.
+// Otherwise somebody has deleted them.
 func together(all []state, missing int, fresh bool) state {
 	have := func(lives ...provision.Life) *state {
 		for i := range all {
@@ -367,8 +367,8 @@ func together(all []state, missing int, fresh bool) state {
 	return pick(&all[0])
 }
 
-// counted returns how many slices are queued, and how many are being deleted. until is when
-// the first slice ends, or zero.
+// counted returns how many slices are queued, and how many are being deleted. The result
+// until is when the first slice ends, or zero.
 func counted(all []state) (queued, leaving int, until time.Time) {
 	for _, st := range all {
 		if st.life.Queued() {
@@ -430,7 +430,7 @@ func conditionOf(st state) tpu.Condition {
 // reason says in one sentence why a resource does not come up, and what to type.
 func reason(st state, r provision.Resource, zone string) provision.Explanation {
 	why := ": " + st.why
-	if st.life == provision.Failed { // the text about the failure already has the word
+	if st.life == provision.Failed { // the text about the failure already names the state
 		st.why, why = "", ""
 	}
 	switch {

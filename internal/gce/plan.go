@@ -510,7 +510,7 @@ func differences(existing *computepb.InstanceTemplate, r provision.Request) []st
 	return all
 }
 
-// valueOf returns the value of a field of a request for messages.
+// valueOf returns the value of a request's field, in the form of messages.
 func valueOf(field, value string) string {
 	switch {
 	case value != "":

@@ -131,10 +131,11 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	return all, errors.Join(append(errs, err)...)
 }
 
-// remains returns the resources of the zone without groups. living has the names of the
-// other resources. The time of the newest part counts as the time of the resource.
+// remains returns the resources of the zone without groups. The parameter living has the
+// names of the other resources. The time of the newest part counts as the time of the
+// resource.
 func (p *Provider) remains(ctx context.Context, v view, living map[string]bool) ([]provision.Resource, error) {
-	if len(v.groups) == 0 { // look has not read them
+	if len(v.groups) == 0 { // the function look has not read them
 		if err := p.readTemplates(ctx, "", v.templates); err != nil {
 			return nil, err
 		}

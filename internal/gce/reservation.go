@@ -27,8 +27,8 @@ func notReservation(name string) string {
 	return fmt.Sprintf("reservation %q: want NAME, projects/P/reservations/NAME, or one of these with /reservationBlocks/BLOCK", name)
 }
 
-// splitReservation returns the parts of a reservation's name. Without a project in name,
-// project is own. block may be "".
+// splitReservation returns the parts of a reservation's name. If the name has no project,
+// the result is the caller's own project. The result block may be "".
 func splitReservation(name, own string) (project, reservation, block string) {
 	project = own
 	if rest, ok := strings.CutPrefix(name, "projects/"); ok {

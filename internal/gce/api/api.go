@@ -119,7 +119,7 @@ func (c *Client) send(ctx context.Context, what string, call sender) (*computepb
 	})
 }
 
-// change is send, and then waits until the change has been made.
+// change calls send, and then waits until the change has been made.
 func (c *Client) change(ctx context.Context, what string, call sender) error {
 	op, err := c.send(ctx, what, call)
 	if err != nil {
