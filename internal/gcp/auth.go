@@ -80,8 +80,8 @@ func newTokens(cfg Config) *tokens {
 	return &tokens{cfg: cfg, adc: google.FindDefaultCredentials, turn: make(chan struct{}, 1)}
 }
 
-// A token is used until early before its expiry. That is longer than a request takes to
-// arrive. It is short enough that every issuer already gives out a new token.
+// A token is no longer used when its expiry is as near as early. That time is longer than a
+// request takes to arrive. It is short enough that every issuer then gives out a new token.
 const early = time.Minute
 
 // token returns a valid access token and the quota project of the credentials. One request

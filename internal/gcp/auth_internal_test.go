@@ -45,7 +45,7 @@ func TestNoCredentials(t *testing.T) {
 	}
 }
 
-// Only their text shows the meaning of some messages of Google. The test pins these texts.
+// Some messages of Google show their meaning only by their text. The test pins these texts.
 func TestForeignTexts(t *testing.T) {
 	tests := []struct {
 		message string

@@ -9,9 +9,9 @@ import (
 )
 
 // ReadCompute reads the resource of Compute Engine at path, "projects/P/zones/Z/…", into m.
-// what describes the call in errors: "read reservation \"r\"". It is for kinds of resources
-// that are only read one by one: Google's client for a kind would add all of its calls to
-// the program.
+// The parameter what describes the call in errors: "read reservation \"r\"". ReadCompute is
+// for kinds of resources that are only read one by one: Google's client for a kind would
+// add all of its calls to the program.
 func (c *Client) ReadCompute(ctx context.Context, what, path string, m proto.Message) error {
 	roots, err := c.Roots()
 	if err != nil {

@@ -83,8 +83,8 @@ type Config struct {
 	// GcloudToken returns an access token. It is called without application default
 	// credentials. It may be nil.
 	GcloudToken func(ctx context.Context) (string, error)
-	// Impersonate is the service account for the calls. The other credentials must allow
-	// that. Empty: none.
+	// Impersonate is the service account for the calls. The other credentials must have the
+	// right to act as this account. Empty: none.
 	Impersonate string
 	// QuotaProject is the project that pays for the calls. Empty: the credentials' quota
 	// project.

@@ -98,8 +98,8 @@ func (s *stopped) Error() string   { return s.cause.Error() }
 func (s *stopped) Unwrap() []error { return []error{s.cause, s.err} }
 
 // WaitTPU polls a long-running operation of the TPU API until it is done, and returns it.
-// If the operation fails, the error is an *OperationError. what describes the work in
-// errors: `create queued resource "q7"`. Only ctx limits the wait.
+// If the operation fails, the error is an *OperationError. The parameter what describes the
+// work in errors: `create queued resource "q7"`. Only ctx limits the wait.
 func (c *Client) WaitTPU(ctx context.Context, op *tpuapi.Operation, what string) (*tpuapi.Operation, error) {
 	svc, err := c.TPU(ctx)
 	if err != nil {

@@ -47,8 +47,8 @@ func (c *Client) resourceManager(ctx context.Context) (*cloudresourcemanager.Ser
 	return svc, nil
 }
 
-// askProject makes a call of an API about the project itself. what describes the call in
-// errors.
+// askProject makes a call of an API about the project itself. The parameter what describes
+// the call in errors.
 func askProject[T any, C interface {
 	Context(ctx context.Context) C
 	Header() http.Header

@@ -31,10 +31,11 @@ var retryPause = Backoff{First: 400 * time.Millisecond, Max: 20 * time.Second, F
 // If credentials that had worked are refused, Do reports it once, with the command that
 // renews them. It then retries for up to Config.LoginWait; see Unattended.
 //
-// what describes the work in errors and events: `create network "mtu9k"`. A failure of the
-// API is an *Error that wraps the client library's error. When ctx ends, Do returns its
-// cause at once, without another call and without a report. A call that changes something
-// must be safe to repeat: give it a request id that stays the same over the tries.
+// The parameter what describes the work in errors and events: `create network "mtu9k"`. A
+// failure of the API is an *Error that wraps the client library's error. When ctx ends, Do
+// returns its cause at once, without another call and without a report. A call that changes
+// something must be safe to repeat: give it a request id that stays the same over the
+// tries.
 func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Context) error) error {
 	start := c.cfg.Clock.Now()
 	pause := retryPause.First
@@ -60,7 +61,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 			if err := Sleep(ctx, c.cfg.Clock, delay); err != nil {
 				return prefix(what, err)
 			}
-			start = c.cfg.Clock.Now() // without the time without a login
+			start = c.cfg.Clock.Now() // the wait for a login does not count
 			continue
 		}
 		if strangeServer(err) && c.login.hasWorked() { // a laptop may now be in a network with a login page
@@ -88,7 +89,7 @@ func (c *Client) Do(ctx context.Context, what string, call func(ctx context.Cont
 // updates the state of the login.
 func (c *Client) refused(e *Error) bool {
 	if e.Class != Unauthenticated {
-		if e.HTTP != 0 { // the API answers so only to valid credentials
+		if e.HTTP != 0 { // the API gives this answer only to valid credentials
 			c.login.works()
 		}
 		return false
@@ -140,8 +141,8 @@ func (c *Client) try(ctx context.Context, what string, call func(ctx context.Con
 
 var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
 
-// sayWaiting reports a call without an answer: one a minute for all calls of c, because an
-// API that is slow for one call is slow for all.
+// sayWaiting reports a call without an answer. It reports one a minute for all calls of c,
+// because an API that is slow for one call is slow for all.
 func (c *Client) sayWaiting(what string) {
 	now, told := time.Now(), c.waiting.Load()
 	if told != nil && now.Sub(*told) < time.Minute || !c.waiting.CompareAndSwap(told, &now) {
@@ -195,7 +196,7 @@ func retryAfter(err error, now time.Time) time.Duration {
 	return 0
 }
 
-// prefix puts what in front of err, unless err already begins with it.
+// prefix puts the text what in front of err, unless err already begins with this text.
 func prefix(what string, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.What == what {

@@ -112,12 +112,12 @@ delete_resources() {
 }
 
 # delete_resource DELETION: reads a resource and then requests its deletion. DELETION is
-# JSON, a Deletion of package agent, which says how to delete the resource. Without a
-# successful read, and without the proof in its field, the resource stays. Only the resource
-# that was read is deleted. delete_resource fails if the resource belongs to another run. If
-# it succeeds and $why is empty, it has requested the deletion, or the resource is gone.
+# JSON, a Deletion of package agent, which says how to delete the resource. If the resource
+# could not be read, or lacks the proof in its field, it stays. Only the resource that was
+# read is deleted. delete_resource fails if the resource belongs to another run. If it
+# succeeds and $why is empty, it has requested the deletion, or the resource is gone.
 # Otherwise $why has a text, and the caller may retry. If the resource belongs to the run
-# and may still exist, delete_resource sets there.
+# and may still exist, delete_resource sets the variable "there".
 delete_resource() {
   local key read='' method='' url='' proof_path='' proof_value='' going_path='' going_value='' REPLY
   local -a strings

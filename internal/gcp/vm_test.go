@@ -14,9 +14,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// An answer that breaks off after its status is none. With half of an answer about a queued
-// resource, the worker does not delete the resource. It does not take the resource for
-// another run's either, because then nobody would ever delete it.
+// An answer that breaks off after its status does not count. With half of an answer about a
+// queued resource, the worker does not delete the resource. It does not take the resource
+// for another run's either, because then nobody would ever delete it.
 func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 	testkit.Need(t, "curl")
 	const (
