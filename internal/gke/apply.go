@@ -214,7 +214,7 @@ func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) er
 	if err != nil {
 		return err
 	}
-	settled := map[string]string{} // why a pool failed; "" for a running one
+	settled := map[string]string{} // why a pool failed; "" if it runs
 	failed := &FailedError{Cluster: cluster}
 	err = c.poll(ctx, fmt.Sprintf("create node pools of cluster %q", cluster), poolLimit, func(ctx context.Context) (waits, bool, error) {
 		k, err := c.cluster(ctx, cluster)

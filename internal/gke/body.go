@@ -21,7 +21,7 @@ const (
 	draLabel    = "cloud.google.com/gke-networking-dra-driver"
 )
 
-// scopes returns the scopes of nodes: first more, then GKE's defaults.
+// scopes returns the scopes of nodes: these and GKE's defaults.
 func scopes(more ...string) (all []string) {
 	for _, s := range append(more, "devstorage.read_only", "logging.write", "monitoring", "service.management.readonly", "servicecontrol", "trace.append") {
 		all = append(all, "https://www.googleapis.com/auth/"+s)

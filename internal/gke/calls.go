@@ -87,8 +87,8 @@ func (c *calls) clusters(ctx context.Context) ([]*container.Cluster, error) {
 	return list.Clusters, err
 }
 
-// version returns the version of a new cluster: want, or the recommendation of the channel
-// RAPID.
+// version returns the version of a new cluster: the wanted one, or the recommendation of
+// the channel RAPID.
 func (c *calls) version(ctx context.Context, want string) (string, error) {
 	config, err := call(ctx, c, "read versions of GKE in region "+c.region(), func(ctx context.Context, svc *container.Service) (*container.ServerConfig, error) {
 		return svc.Projects.Locations.GetServerConfig(c.parent()).Context(ctx).Do()

@@ -12,8 +12,8 @@
 //   - Names, requests and labels are XPK's, so that both tools can share a cluster.
 //   - Only pools with the names of slices are compared and deleted. Other pools belong to
 //     the user.
-//   - The state of a resource decides, and not its operation, because the answer to a
-//     request may be lost, and somebody else may have made the request.
+//   - The state of a resource decides, and not its operation. The answer to a request may
+//     be lost, and somebody else may have made the request.
 //   - Apply never deletes the workload policy of a topology: it costs nothing, and pools of
 //     other clusters in the region may use it.
 package gke

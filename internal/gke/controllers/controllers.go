@@ -2,7 +2,7 @@
 // objects that their projects publish, and makes the queue of the slices.
 //
 // An installation that is newer, or that somebody else has made, stays as it is, because
-// other workloads rely on it. multihost checks what it needs of it.
+// other workloads rely on it. multihost only checks that it can use the installation.
 package controllers
 
 import (
@@ -53,8 +53,9 @@ func (c Controller) File() string {
 //go:embed *.json.gz
 var files embed.FS
 
-// Objects returns the objects of c in the order for apply: first those that contain others
-// or to which others refer, last those that call the running program.
+// Objects returns the objects of c in the order in which Apply makes them. Objects that
+// contain others, or to which others refer, come first. Objects that call the running
+// program come last.
 func (c Controller) Objects() ([]unstructured.Unstructured, error) {
 	packed, err := files.ReadFile(c.File())
 	if err != nil {

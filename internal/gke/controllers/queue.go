@@ -128,8 +128,8 @@ func (i Installer) Compare(ctx context.Context, want unstructured.Unstructured) 
 	return Foreign, nil
 }
 
-// contains reports whether have has all fields of want with the same values. It compares
-// lists item by item.
+// contains reports whether one value, have, has all fields of the other, want, with the
+// same contents. It compares lists item by item.
 func contains(have, want any) bool {
 	switch w := want.(type) {
 	case map[string]any:
