@@ -90,7 +90,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 }
 
-// worker is the pod of a worker.
+// worker returns the pod of a worker.
 func worker(slice, index, name string, change func(*corev1.Pod)) corev1.Pod {
 	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-0", Labels: map[string]string{
 		jobset.JobIndexKey: slice, "batch.kubernetes.io/job-completion-index": index}}}
