@@ -42,7 +42,7 @@ const (
 	gap     = 2
 	texts   = 45 // smallest width of a text beside its names
 	names   = 26 // largest width of names beside a text
-	fewest  = 20 // with less room, every text stands below its names if some names need more
+	fewest  = 20 // if names have less room and some do not fit, every text stands below its names
 	stacked = 6  // column of a text below its names
 )
 
