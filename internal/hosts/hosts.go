@@ -38,7 +38,7 @@ func ParseHosts(text string) (HostList, error) {
 	return list, err
 }
 
-// add appends the hosts in text. seen has the hosts of the list so far.
+// add appends the hosts in text. The parameter seen has the hosts of the list so far.
 func (l *HostList) add(text string, seen map[HostAddress]bool) error {
 	for word := range strings.SplitSeq(text, ",") {
 		h, err := parseHost(strings.TrimSpace(word))
