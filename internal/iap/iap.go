@@ -81,7 +81,7 @@ const (
 	stallLimit = 15 * time.Second
 	stallCheck = 5 * time.Second
 
-	// A WebSocket of the age settled proves that the relay works, even without a byte.
+	// A WebSocket of this age proves that the relay works, even if no byte passed.
 	settled = 30 * time.Second
 
 	// linger limits how long Close sends the rest of the written bytes.
@@ -100,8 +100,8 @@ const (
 	// readWindow limits the bytes that wait for Read. The relay's own window controls the
 	// flow, because we acknowledge bytes when they are read, not when they arrive. This
 	// limit protects against a relay without a window. It is large because acknowledgements
-	// queue behind data. Without room, a tunnel would deadlock if both windows are full and
-	// the reader waits for its own Write, as the reader of x/crypto/ssh may.
+	// queue behind data. With a small limit, a tunnel could deadlock: both windows are
+	// full, and the reader waits for its own Write, as the reader of x/crypto/ssh may.
 	readWindow = 4 << 20
 
 	// ackAfter is how many bytes are read before an acknowledgement.
@@ -265,8 +265,9 @@ func (c *tunnel) send(ctx context.Context, ws *websocket.Conn, cancel context.Ca
 	}
 }
 
-// takeLeave closes ws in good order. After goodbye it ends the receiver's context ctx, so
-// that the wait ends. The WebSocket library itself would wait for ten seconds.
+// takeLeave closes ws in good order. If the relay does not answer within the limit goodbye,
+// takeLeave ends the receiver's context ctx. The WebSocket library itself would wait for
+// ten seconds.
 func (c *tunnel) takeLeave(ctx context.Context, ws *websocket.Conn, cancel context.CancelCauseFunc) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -430,8 +431,8 @@ func (c *tunnel) reconnect(cause error) (*websocket.Conn, error) {
 	}
 }
 
-// reconnectWait returns the pause before a reconnect. If a restart of a relay has cut the
-// tunnels of 2048 workers, the first pause is just long enough that they do not all
+// reconnectWait returns the pause before a reconnect. A restart of a relay may cut the
+// tunnels of 2048 workers. The first pause is just long enough that they do not all
 // reconnect in one moment. Later pauses grow by a half from 1 s to 20 s. Half of each is
 // random.
 func reconnectWait(tries int) time.Duration {
@@ -507,7 +508,8 @@ func (c *tunnel) handshake(ctx context.Context) (*websocket.Conn, error) {
 	return ws, nil
 }
 
-// address returns the URL for a new tunnel, or with a sid for the tunnel's next WebSocket.
+// address returns the URL for a new tunnel. If the tunnel has a sid, it returns the URL for
+// the tunnel's next WebSocket.
 func (c *tunnel) address() (string, error) {
 	if c.target.project == "" || c.target.zone == "" || c.target.instance == "" {
 		return "", errors.New("project, zone and instance must be known")
@@ -703,7 +705,7 @@ func (c *tunnel) SetWriteDeadline(t time.Time) error { return c.setDeadline(&c.w
 // buffer is a queue of bytes.
 type buffer struct {
 	all  []byte
-	gone int // bytes dropped from the start of all
+	gone int // number of bytes dropped from the start of the field all
 }
 
 func (b *buffer) bytes() []byte { return b.all[b.gone:] }
@@ -976,7 +978,7 @@ func oneLine(s string) string {
 	return s
 }
 
-// Those of the relay's close codes for a WebSocket that mean something to a user.
+// Codes with which the relay closes a WebSocket, as far as they mean something to a user.
 const (
 	sidUnknown        = 4001
 	sidInUse          = 4002

@@ -30,8 +30,8 @@ type relay struct {
 	server *httptest.Server
 	client *http.Client
 
-	// The relay cuts a connection after that many bytes to the client (out) or from the
-	// client (in), in the middle of a frame or after it.
+	// The relay cuts a connection after this many bytes to the client (out) or from the
+	// client (in). It cuts in the middle of a frame or after it.
 	cutOut, cutIn       int
 	cutOutFrame, cutInF int
 
@@ -400,8 +400,8 @@ func (s *relaySession) toClient(ctx context.Context, ws *websocket.Conn, greetin
 	}
 }
 
-// write sends a message. With oddFrames it first sends a message of an unknown tag, then
-// the message in fragments.
+// write sends a message. If oddFrames is set, it first sends a message of an unknown tag,
+// then the message in fragments.
 func (r *relay) write(ctx context.Context, ws *websocket.Conn, msg []byte) error {
 	if len(msg) > 100 && r.cutFragments.Add(-1) >= 0 {
 		return r.writeHalf(ctx, ws, msg)
