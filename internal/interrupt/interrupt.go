@@ -47,9 +47,10 @@ func (w *Watch) Answer(a stage.Answer) {
 }
 
 // Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a
-// queued resource exists. stand returns what is at stake, and a channel that is closed when
-// that changes: then Ask withdraws the question and asks anew. Ask returns a function that
-// cancels an open question and all later ones. Closing the view waits for an open question.
+// queued resource exists. The function stand returns what is at stake, and a channel that
+// is closed when that changes. Ask then withdraws the question and asks anew. Ask returns a
+// function that cancels an open question and all later ones. Closing the view waits for an
+// open question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() (stage.Status, <-chan struct{})) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	var shown atomic.Pointer[stage.Status] // subject of the question; nil: not shown yet
@@ -72,9 +73,10 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 	return end
 }
 
-// second returns the answer to a SIGINT after a question about shown, when now is at stake.
-// If now needs another question, the user has not seen what the SIGINT would do, so it ends
-// no command and deletes nothing.
+// second returns the answer to a SIGINT during a question. The user has seen a question
+// about the status shown, and the present status is now. If this status needs another
+// question, the user has not seen what the SIGINT would do. So it then ends no command and
+// deletes nothing.
 func second(shown *stage.Status, now stage.Status) stage.Answer {
 	if shown != nil && atStake(now) && question(*shown) != question(now) {
 		return stage.Detach
@@ -83,9 +85,9 @@ func second(shown *stage.Status, now stage.Status) stage.Answer {
 }
 
 // askWhile asks a question about the status. If a change of the status needs another
-// question, askWhile withdraws the first one and asks anew, with again set: an answer must
-// not be used for a state that the user has not seen. It reports whether it asked anybody.
-// If nothing is left to ask about, the answer is Continue.
+// question, askWhile withdraws the first one and asks anew, with the parameter again. An
+// answer must not be used for a state that the user has not seen. It reports whether it
+// asked anybody. If nothing is left to ask about, the answer is Continue.
 func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}), ask func(ctx context.Context, st stage.Status, again bool) stage.Answer) (answer stage.Answer, asked bool) {
 	for {
 		st, changed := stand()
