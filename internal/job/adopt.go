@@ -35,8 +35,8 @@ type inheritance struct {
 	asked bool // some worker has answered whether the command is running there
 }
 
-// mayLive reports whether a command of an earlier runner may be running on the slices: a
-// worker has said so, or no worker has answered yet.
+// mayLive reports whether a command of an earlier runner may be running on the slices. It
+// may if a worker has said so, or if no worker has answered yet.
 func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.lives || !h.asked) }
 
 // mayHaveLogs reports whether an earlier runner's command has run on the slices, and this
@@ -44,9 +44,9 @@ func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.live
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
 // losesLogs reports whether deleting the slices may delete logs of an earlier runner's
-// command that are not on this machine. tried is how many attempts this command has started
-// or taken over. slices says whether slices exist. Perhaps nobody has asked their workers
-// yet.
+// command that are not on this machine. The parameter tried has the number of attempts that
+// this command has started or taken over, and slices says whether slices exist. Perhaps
+// nobody has asked their workers yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {
 	return h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }

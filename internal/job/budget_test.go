@@ -107,7 +107,7 @@ func TestLostContact(t *testing.T) {
 	}
 }
 
-// A supposed loss that is none costs nothing.
+// If nothing was lost after all, the attempt costs nothing.
 func TestALossThatWasNoneIsPaidBack(t *testing.T) {
 	books := &ledger{Budget: Budget{Preemptions: 1}}
 	for n := range 3 {

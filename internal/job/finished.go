@@ -44,7 +44,7 @@ func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record
 const memory = 6 * time.Hour
 
 // repeats reports whether a request repeats the job of a record, which succeeded and whose
-// runner was not done with the slices. work is the hash of what the request runs on its
+// runner was not done with the slices. The parameter work says what the request runs on its
 // slices.
 func repeats(rec *record.Record, work, project, zone string, r provision.Request) bool {
 	return rec.Removing && rec.Over() && rec.Code == 0 && rec.Work == work && rec.Project == project && rec.Zone == zone &&

@@ -15,11 +15,11 @@ import (
 // A ground provides the slices of a run's attempts: existing slices, or slices that the job
 // makes and makes again.
 type ground interface {
-	// ready returns the slices once connecting to every worker makes sense. after is the
-	// failure that the next attempt follows, already paid; nil the first time.
+	// ready returns the slices once connecting to every worker makes sense. The parameter
+	// after is the failure for which the next attempt is already paid; nil the first time.
 	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
-	// look finds out what happened to the slices. reach says whether the workers of a slice
-	// answer.
+	// look finds out what happened to the slices. The function reach says whether the
+	// workers of a slice answer.
 	look(ctx context.Context, used []tpu.Slice, reach func(slice string) provision.Reach) (provision.Decision, error)
 }
 

@@ -81,7 +81,8 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 }
 
 // causeIn returns the cause that the error of an attempt itself names, or "" if only the
-// workers and the cloud can tell the cause. ended is why this process must end, or nil.
+// workers and the cloud can tell the cause. The parameter ended says why this process must
+// end, or is nil.
 func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var interrupted *stage.Interrupted
 	var raised *stage.Failure
@@ -156,8 +157,8 @@ func (r *inquest) signs(err error) signs {
 }
 
 // lostContact reports whether an error before the start of the command means a loss of
-// contact: a worker or a service did not answer any more, or a worker was rebooted. A
-// refusal is no loss.
+// contact. It does if a worker or a service did not answer any more, or if a worker was
+// rebooted. A refusal is no loss.
 func lostContact(err error) bool {
 	var many *stage.Error
 	if errors.As(err, &many) {
@@ -232,8 +233,8 @@ func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) 
 }
 
 // blame says what ended an attempt, from the signs of the workers and the answer of the
-// cloud. final means that a later answer of the cloud would change nothing. The cloud
-// reports a loss up to settleLimit late.
+// cloud. The result final means that a later answer of the cloud would change nothing. The
+// cloud reports a loss up to settleLimit late.
 func (s signs) blame(d provision.Decision, err error) (cause stage.Cause, why string, final bool) {
 	answered := err == nil
 	switch {

@@ -12,9 +12,8 @@
 //     one.
 //   - The job decides why an attempt failed after the cloud's state has settled. If a
 //     worker was lost, or TERM or KILL ended a command, the job repeats its question to the
-//     API for up to a minute, because VMs learn of their end before the API shows it. A
-//     loss counts against --max-preemptions, a failure of the command against
-//     --max-restarts.
+//     API for up to a minute. VMs learn of their end before the API shows it. A loss counts
+//     against --max-preemptions, a failure of the command against --max-restarts.
 //   - If somebody deletes its resource or the slices, the job ends. It does not make them
 //     again.
 //   - A job that has or had slices waits for the API, because without the API it could not
@@ -279,8 +278,9 @@ func occupied(err error) bool {
 	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// MakeNetwork makes the network of a job, if o is not nil. It calls first before the first
-// change. If first returns an error, MakeNetwork changes nothing and returns that error.
+// MakeNetwork makes the network of a job, if o is not nil. Before any change, it calls the
+// function first. If that returns an error, MakeNetwork changes nothing and returns the
+// error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {

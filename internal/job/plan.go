@@ -70,7 +70,8 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 	return p, r.Foresee(ctx, &attempt.History{}, &p, tpu.Selection{Slices: ready}, "")
 }
 
-// AddTo adds the limits of a job to its plan. ours says that the job deletes the slices.
+// AddTo adds the limits of a job to its plan. The parameter ours says that the job deletes
+// the slices.
 func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
@@ -133,8 +134,8 @@ func (q *queued) foresee(ctx context.Context, p *plan.Plan) (ready []tpu.Slice, 
 	return ready, nil
 }
 
-// foreseeRepair adds to the plan how the job would repair an existing queued resource that
-// is useless. It returns the error that would end the job.
+// foreseeRepair adds to the plan how the job would repair a queued resource that exists and
+// cannot be used. It returns the error that would end the job.
 func (q *queued) foreseeRepair(ctx context.Context, p *plan.Plan, res provision.Resource, cause error) error {
 	d, known := q.diagnose(ctx, cause)
 	if !known {

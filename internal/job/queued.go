@@ -32,7 +32,7 @@ type queued struct {
 	held  adoption
 
 	mine     *attempt.History           // attempts that this runner began
-	deleting func()                     // called before the resource is deleted to be requested again
+	deleting func()                     // called before the resource is deleted and requested again
 	occupied func(context.Context) bool // whether another runner's command is active on the slices
 
 	there bool // the resource is known to exist
@@ -297,8 +297,8 @@ func absence(p provision.Provider, id string) provision.Sight {
 
 // overdue reports whether the limit that expired belongs to the resource's present state.
 // The resource may have progressed since then. Only the limits of waiting for capacity
-// count the time in which the API was unreachable. missing is how many slices are missing
-// while others exist.
+// count the time in which the API was unreachable. The parameter missing has the number of
+// slices that are missing while others exist.
 func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) bool {
 	if late == nil {
 		return false
@@ -324,8 +324,8 @@ func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	return q.Clock.Now().Sub(q.settles)
 }
 
-// act carries out the decision d. An error ends the run. cause is why the wait failed. pay
-// charges a loss to the budget.
+// act carries out the decision d. An error ends the run. cause is why the wait failed. The
+// function pay charges a loss to the budget.
 func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay func(*stage.Failure) error) error {
 	switch {
 	case d.Loss == provision.Removed, d.Step == provision.StepGiveUp:
@@ -379,7 +379,7 @@ func (q *queued) remake(ctx context.Context, d provision.Decision, cause error, 
 		if !q.held.worked || !errors.As(err, &late) {
 			break
 		}
-		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // without remake, the resource would cost money too
+		event.Notef(q.Sink, event.Warn, late.Hint(), "%v; waiting on", err) // if the job ended, the resource would stay too
 	}
 	if err != nil {
 		return err

@@ -340,8 +340,8 @@ func (p partlyCloud) Get(ctx context.Context, id string) (provision.Resource, er
 	return res, err
 }
 
-// A limit is only for its own state, without the time in which nobody could look. It
-// deletes no slices that were made or repaired meanwhile.
+// A limit counts only for its own state. Time in which nobody could look does not count.
+// Slices that were made or repaired meanwhile are not deleted.
 func TestALimitOfAnotherStateDeletesNothing(t *testing.T) {
 	ready := []qr.SliceState{{Name: "m", State: "READY", Health: "HEALTHY"}}
 	for _, tt := range []struct {

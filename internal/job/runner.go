@@ -34,7 +34,7 @@ type runner struct {
 	decided func()
 
 	now    *attempt.Attempt   // present or last attempt; nil: no connection to its workers
-	team   *workers.Connected // workers of now; nil after leaving them
+	team   *workers.Connected // the current workers; nil after leaving them
 	used   []tpu.Slice        // slices of now
 	unread follow.Parts       // logs of the last attempt that are lost with its slices
 }
@@ -163,7 +163,7 @@ func (r *runner) leaveTeam() {
 	}
 }
 
-// A verdict says whether another attempt follows an ended one.
+// A verdict says whether another attempt follows.
 type verdict struct {
 	again bool
 	text  string // which attempt follows, or why none does; "": obvious
@@ -180,8 +180,8 @@ func (r *runner) next(ctx context.Context, f *stage.Failure) verdict {
 	return verdict{again: true, text: "trying again (" + r.books.count(f) + ")"}
 }
 
-// sayEnd reports how a started attempt ended. For another attempt, it reports only that one
-// follows, and why.
+// sayEnd reports how the attempt ended, if it started. Otherwise it reports only that
+// another attempt follows, and why.
 func (r *runner) sayEnd(out stage.Outcome, f *stage.Failure, v verdict) {
 	if r.now == nil || !r.now.Begun() || !out.Started {
 		if v.again {
