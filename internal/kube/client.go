@@ -13,9 +13,9 @@
 //     connection breaks or the server is overloaded. A repeated Create may find the object
 //     of its first try. The error is then AlreadyExists.
 //   - Exec speaks the protocol v5.channel.k8s.io itself, over client-go's connection.
-//     client-go's own executor does not report that the server has accepted a command, cuts
-//     a session whose command does not read its input, and hides whether the connection or
-//     the command has ended.
+//     client-go's own executor does not report that the server has accepted a command. It
+//     cuts a session whose command does not read its input. It hides whether the connection
+//     or the command has ended.
 package kube
 
 import (

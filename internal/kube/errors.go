@@ -44,8 +44,9 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Fault is Permission if the server refuses the caller. It is Temporary if the server is
-// overloaded or does not answer in time, Configuration if the server is not the one in its
-// certificate, Usage if the server refuses an object as invalid, and Unavailable otherwise.
+// overloaded or does not answer in time. It is Configuration if the server is not the one
+// in its certificate. It is Usage if the server refuses an object as invalid, and otherwise
+// Unavailable.
 func (e *Error) Fault() fault.Kind { return e.kind }
 
 func (e *Error) Hint() string { return e.hint }

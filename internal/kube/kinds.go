@@ -35,8 +35,8 @@ var (
 	Roles           = Kind[rbacv1.Role]{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "roles", Kind: "Role"}
 	RoleBindings    = Kind[rbacv1.RoleBinding]{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings", Kind: "RoleBinding"}
 
-	// AccessReviews are questions about the caller's rights. They can only be created, and the
-	// created object has the answer.
+	// AccessReviews are questions about the caller's permissions. Create is their only
+	// call, and the new object has the answer.
 	AccessReviews = Kind[authorizationv1.SelfSubjectAccessReview]{Group: "authorization.k8s.io", Version: "v1", Resource: "selfsubjectaccessreviews", Kind: "SelfSubjectAccessReview", Cluster: true}
 
 	JobSets = Kind[jobset.JobSet]{Group: "jobset.x-k8s.io", Version: "v1alpha2", Resource: "jobsets", Kind: "JobSet"}

@@ -34,8 +34,8 @@ type WatchOptions struct {
 	Away func(error)
 }
 
-// watchLimit is how long the server serves each request for a watch. By then, Watch notices
-// that a front end has cut the connection without a word.
+// watchLimit is how long the server serves each request for a watch. At the latest then,
+// Watch notices that a front end has cut the connection without a word.
 const watchLimit = 5 * time.Minute
 
 // shortWatch is the shortest time between the begins of two watches.
@@ -76,7 +76,7 @@ type watcher[T any] struct {
 	pause   time.Duration // before the next try during an outage; 0: no outage
 }
 
-// told is an error of f.
+// told is an error of the function that Watch's caller gave.
 type told struct{ error }
 
 func (t told) Unwrap() error { return t.error }
