@@ -183,7 +183,7 @@ func (a *Armed) ready(ctx context.Context, spec Spec, out *remote.Answer) error 
 	}
 }
 
-// learns reports whether rec describes the worker, and then stores it.
+// learns stores rec if it describes the worker, and reports whether it does.
 func (a *Armed) learns(rec remote.Record) bool {
 	switch rec.Word {
 	case "boot":

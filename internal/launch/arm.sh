@@ -209,7 +209,7 @@ secrets() {
     data=
     if json_strings "$json" /payload/data; then data=${strings[0]}; fi
     nuls=$((nuls + 1))
-    # With a wrong number of NULs, the value contains one.
+    # A wrong number of NULs means that the value contains a NUL.
     if ! {
       printf '%s=' "$name"
       printf %s "$data" | base64 -d && printf '\0'

@@ -16,8 +16,8 @@ const digestLimit = time.Hour
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // Digest returns the SHA-256, in hexadecimal, of the first n bytes of the log on the
-// worker. n is size, or the length of the log if the log is shorter or size is negative.
-// For a large log the worker needs time to read these bytes.
+// worker. The result n is size. If the log is shorter or size is negative, n is the length
+// of the log. For a large log the worker needs time to read these bytes.
 func Digest(ctx context.Context, r remote.Runner, ref Ref, size int64) (sum string, n int64, err error) {
 	if err := ref.check(); err != nil {
 		return "", 0, err

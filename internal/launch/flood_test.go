@@ -62,7 +62,7 @@ func TestAnAnswerWithoutEndIsNotWaitedFor(t *testing.T) {
 				"stop":   func() error { _, err := Stop(t.Context(), worker, s.Ref(), StopOptions{Reason: "test"}); return err },
 				"free":   func() error { _, err := FreeTPU(t.Context(), worker, FreeOptions{}); return err },
 				"follow": func() error {
-					// Without an end by Lost, Follow would retry for ever.
+					// Follow would retry for ever, so Lost ends it.
 					ctx, leave := context.WithCancel(t.Context())
 					defer leave()
 					_, err := Follow(ctx, worker, s.Ref(), 0, io.Discard, FollowOptions{Lost: func(error, int64) { leave() }})

@@ -59,9 +59,9 @@ type FollowOptions struct {
 //
 // A problem with following says nothing about the command: Follow calls Lost and retries,
 // at the next byte, until ctx ends. Follow returns before the command has ended only if ctx
-// ends, we close the connection or w fails. It also returns early if the worker's very
-// first answer says that it does not know the run, or that it did not start the run. In all
-// these cases the command is not touched.
+// ends, we close the connection or w fails. It also returns early if the very first answer
+// of the worker is that it does not know or did not start the run. In all these cases the
+// command is not touched.
 //
 // The worker sends at most as many bytes ahead of w as Window allows. A slow w delays the
 // sending of output, never the command.

@@ -7,8 +7,8 @@ import (
 )
 
 // bootstrap returns bash code that reads a script from stdin and runs it if the script is
-// whole. The script is not on the command line, because every process list shows the
-// command line, and the login shell, which may not be bash, parses it.
+// whole. The script is not on the command line. Every process list shows the command line,
+// and the login shell, which may not be bash, parses it.
 func bootstrap() string {
 	return remote.OwnEnvironment() + `s=$(head -c "$1"); [ "${#s}" -eq "$1" ] || exit 74; shift; eval "$s"`
 }

@@ -49,8 +49,8 @@
 // # Decisions
 //
 //   - An operation uses one process if possible, and functions of bash instead of programs.
-//     A run of true with nothing new starts at most 40 processes on a worker, including
-//     those of sshd and sudo.
+//     A run of the command "true", with no files to copy, starts at most 40 processes on a
+//     worker, including those of sshd and sudo.
 //   - The supervisor and the process that waits for the command both hold the lock of the
 //     worker. So a worker whose supervisor was killed stays busy while the command lives.
 //   - The file "started" can be made only once, so a second start is impossible.

@@ -216,9 +216,10 @@ processes() {
 # counts, because a command of root may start processes as other users.
 own() { [[ -O /proc/$1 || $EUID == 0 && -d /proc/$1 ]]; }
 
-# everybody fills the map parents with the parent of every living process. If $leader is
-# above 1, it adds the processes of that session to the map ours. It removes dead processes
-# from ours. It must be as fast as ps(1), because there may be thousands of processes.
+# everybody fills the map "parents" with the parent of every living process. If $leader is
+# above 1, it adds the processes of that session to the map "ours". It removes dead
+# processes from "ours". It must be as fast as ps(1), because there may be thousands of
+# processes.
 everybody() {
   local path p text
   for path in /proc/[0-9]*/stat; do
@@ -238,8 +239,9 @@ everybody() {
   done 2>/dev/null
 }
 
-# kin adds the descendants of the processes in the map ours to that map, by the map parents.
-# It sets the array pids to the processes of ours, without this process and its ancestors.
+# kin adds to the map "ours" the descendants of its processes, which the map "parents"
+# shows. It sets the array pids to the processes in "ours", without this process and its
+# ancestors.
 kin() {
   local p more=1
   while ((more)); do
@@ -425,9 +427,9 @@ begin_search() {
   return 1
 }
 
-# holders [FOUND] sets the map holding, from pid to device. It has the processes that have a
-# TPU device open, or still mapped after closing it, without this process and its ancestors.
-# With FOUND it uses the results of the last search.
+# holders [FOUND] sets the map "holding", from pid to device. The map has the processes that
+# have a TPU device open, or still mapped after closing it, without this process and its
+# ancestors. With FOUND it uses the results of the last search.
 holders() {
   local file line pid
   local -a fields

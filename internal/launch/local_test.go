@@ -70,7 +70,8 @@ func newLocal(t testing.TB) *local {
 	return l
 }
 
-// Our scripts run stat to find the free part of the disk. disk replaces stat by script.
+// Our scripts run stat to find the free part of the disk. disk replaces stat by another
+// script.
 func (l *local) disk(script string) {
 	l.t.Helper()
 	stat, err := exec.LookPath("stat")

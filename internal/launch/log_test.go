@@ -281,8 +281,8 @@ func TestAWindowIsNeverExceeded(t *testing.T) {
 	}
 }
 
-// However many workers there are, and even if the writer blocks, the memory stays within
-// the window. Without a window, full channels would have 2 MiB for each worker.
+// The memory stays within the window, for any number of workers, and even if the writer
+// blocks. Without a window, full channels would have 2 MiB for each worker.
 func TestAWindowHoldsForThousandsOfFollowers(t *testing.T) {
 	t.Parallel()
 	const total = 128 << 20 // as in a run

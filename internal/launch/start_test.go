@@ -452,7 +452,7 @@ func TestOtherCodeIsNotStarted(t *testing.T) {
 		if !errors.As(err, &code) || err.Error() != says {
 			t.Errorf("with %q: got %v, want %s", there, err, says)
 		}
-		if _, err := os.Stat(l.dir(s.Ref())); !os.IsNotExist(err) { // otherwise the next run of this name, at once, would find an active one
+		if _, err := os.Stat(l.dir(s.Ref())); !os.IsNotExist(err) { // otherwise the next run of this name would find an active run
 			t.Errorf("with %q: the attempt is left: %v", there, err)
 		}
 		testkit.Eventually(t, "no process is left", func() bool { return len(l.processes()) == 0 })

@@ -62,7 +62,7 @@ func parseState(ref Ref, records []remote.Record) State {
 // parseDisk reads "FREE ALL SIZE": free blocks, all blocks, and bytes of a block.
 func parseDisk(text string) Disk {
 	f := remote.Record{Rest: text}.Fields(3)
-	const most = 1 << 40 // in blocks, so that no product overflows
+	const most = 1 << 40 // limit in blocks, so that no product overflows
 	size := min(number(f[2]), 1<<22)
 	return Disk{Free: min(number(f[0]), most) * size, Size: min(number(f[1]), most) * size}
 }

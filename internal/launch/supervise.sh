@@ -91,7 +91,7 @@ main() {
 
 # pipe makes the pipe for the command's output, as over ssh: descriptor 6 is its write end,
 # 7 its read end. The supervisor keeps 7 open, so that the command can write while a new
-# relay replaces a dead one.
+# relay replaces a dead relay.
 pipe() {
   exec 8<>"$dir/output" || return # opened for reading and writing, it does not block
   exec 6>"$dir/output"
@@ -144,8 +144,8 @@ start_relay() {
 
 # drain waits until the command's output is in the log: until the relay has read the end of
 # the pipe. While other processes hold the pipe, drain waits until the pipe is empty and the
-# relay has written everything, or until more bytes have come than were in the pipe. It
-# gives up after 5 s without a byte.
+# relay has written everything. It also ends when more bytes have come than were in the
+# pipe. It gives up after 5 s without a byte.
 drain() {
   local first last end_ns idle=0 looks=0
   output_size

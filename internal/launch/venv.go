@@ -28,12 +28,13 @@ func (v Venv) Env() []EnvVar {
 	return []EnvVar{{Name: "VIRTUAL_ENV", Value: v.Dir}, {Name: "PATH", Value: v.Path}}
 }
 
-// venvLimit is the longest time of venv.sh: up to 10 minutes for another venv.sh that holds
-// the lock, and 10 minutes for each of two ways to make the environment.
+// venvLimit is the longest time of venv.sh. It waits up to 10 minutes for another venv.sh
+// that holds the lock, and spends 10 minutes on each of two ways to make the environment.
 const venvLimit = 32 * time.Minute
 
-// MakeVenv makes the virtual environment of a run, unless a complete one exists. It
-// replaces an incomplete one. The error is a *VenvError if the worker cannot make one.
+// MakeVenv makes the virtual environment of a run, unless a complete environment exists. It
+// replaces an incomplete environment. The error is a *VenvError if the worker cannot make
+// an environment.
 func MakeVenv(ctx context.Context, r remote.Runner, run string) (Venv, error) {
 	if err := config.CheckRunName(run); err != nil {
 		return Venv{}, err
