@@ -59,7 +59,7 @@ func ArmOne(ctx context.Context, r remote.Runner, agents program.Set, t Terms) e
 	})
 }
 
-// RenewOne is Renew that sends the agent if the worker lacks it.
+// RenewOne renews a lease like Renew. If the worker lacks the agent, RenewOne sends it.
 func RenewOne(ctx context.Context, r remote.Runner, agents program.Set, run string, silent time.Duration) (held Held, err error) {
 	err = bring(ctx, r, agents, func() error {
 		held, err = Renew(ctx, r, agents.Sums(), run, silent)

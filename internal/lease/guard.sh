@@ -5,7 +5,8 @@
 # and metadata has room for only a tenth of the program. If the worker cannot run the
 # program at all, the guard is the last resort. So it needs only curl and the programs of
 # every image, and no Python, which a user's own image may lack. It knows fewer cases than
-# the watch. In an unknown case, the slices stay until their time to live has passed.
+# the watch. In a case that it does not know, the slices stay until their time to live has
+# passed.
 #
 # The attribute multihost-lease has the terms. Every login can write a lease file, so its
 # contents are never evaluated.

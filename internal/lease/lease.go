@@ -23,8 +23,8 @@
 //     active (Armed.Apart), or if one has never reported, only the time to live counts.
 //   - Any login may renew the lease from any machine, and say when the slices are deleted:
 //     the workers keep its terms. Terms about calls with the VM's token, and about the
-//     workers to ask, are valid only from root, from the metadata, and from the login whose
-//     runner has started the watch.
+//     workers to ask, are valid from three sources only. These are root, the metadata, and
+//     the login whose runner has started the watch.
 //
 // A worker that has reported nothing for half an hour counts as ended. If the slices have
 // another startup script, a rebooted worker has no watch until a runner arms it again. The
@@ -50,7 +50,7 @@
 //   - The watch and the program of a job without runner share only package agent: calls of
 //     the API, and deletions that look first. A job with a runner needs no bucket, and a
 //     watch must be so small that nothing in it can end a training.
-//   - Our own startup script is no difference between requests
+//   - Our own startup script does not count as a difference between requests
 //     (provision.Request.OwnMetadata). So the same job given again with another --lease
 //     finds its slices, and tells their workers over SSH.
 package lease

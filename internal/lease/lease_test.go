@@ -78,8 +78,8 @@ func newCloudOf(t *testing.T, workers int) *cloud {
 	return c
 }
 
-// refuses makes the cloud refuse all calls that begin with what, with this status. 0 ends
-// that.
+// refuses makes the cloud refuse all calls that begin with this text, with this status. 0
+// ends that.
 func (c *cloud) refuses(what string, status int) {
 	c.Do(func() {
 		c.Refuse = func(call string) int {
