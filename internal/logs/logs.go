@@ -49,8 +49,8 @@ type LogOptions struct {
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
 // A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, each text is a line or a part of one line. at is then the time when the line
-// arrived on this machine, otherwise zero. The methods of a LogSink are not called
+// merged, each text is a line or a part of one line. The parameter at is then the time when
+// the line arrived on this machine, otherwise zero. The methods of a LogSink are not called
 // concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
@@ -76,9 +76,9 @@ func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w
 	return cmp.Or(l.overSSH(ctx, rec), runs.Part(rec, stage.Follow, "multihost logs "+name))
 }
 
-// LocalLog writes this machine's copy of the logs to w if nothing can be added to it: the
-// attempt has ended, and was followed to its end as far as its workers could be reached.
-// LocalLog reports whether it has written the copy.
+// LocalLog writes this machine's copy of the logs to w if nothing can be added to it. That
+// is so if the attempt has ended, and was followed to its end as far as its workers could
+// be reached. LocalLog reports whether it has written the copy.
 func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w LogSink) (bool, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -353,7 +353,8 @@ const (
 )
 
 // tailOffset returns where the last n lines of a text of this size begin. It reads from the
-// end, at most most bytes at a time, and about four times the bytes of these lines in all.
+// end, in all about four times the bytes of these lines. The parameter most limits the
+// bytes of one read.
 func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte) error) (int64, error) {
 	if n <= 0 {
 		return size, nil
@@ -636,8 +637,8 @@ func notListed(rec *record.Record, id tpu.WorkerID) string {
 	return fmt.Sprintf("worker %s is not among the machines of slice %s", id, rec.Slices[id.Slice].Name)
 }
 
-// noWorker returns the error for a missing log of o.Worker. why, if not "", says what
-// happened to the worker.
+// noWorker returns the error for a missing log of o.Worker. The parameter why, if not "",
+// says what happened to the worker.
 func (l *logReader) noWorker(run, why string) error {
 	if why != "" {
 		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q: %s, and this machine has no copy of the log of %s", run, why, l.o.Worker)}
@@ -729,8 +730,9 @@ func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch
 	}
 }
 
-// firstFailure returns the end of an attempt, with the worker that failed first: from this
-// machine's record, from the run's verdict on the workers, or from the ends on all workers.
+// firstFailure returns the end of an attempt, with the worker that failed first. It takes
+// them from this machine's record, from the run's verdict on the workers, or from the ends
+// on all workers.
 func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *runs.RunEnd) (*runs.RunEnd, error) {
 	if end != nil && end.First != nil {
 		return end, nil
@@ -755,8 +757,8 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 	return end, nil
 }
 
-// failureAmong asks workers which one failed first. only chooses the workers; nil means
-// all. end is what the caller knows of the end.
+// failureAmong asks workers which one failed first. The function only chooses the workers;
+// nil means all. The parameter end has what the caller knows of the end.
 func (l *logReader) failureAmong(ctx context.Context, rec *record.Record, sel tpu.Selection, only func(tpu.WorkerID) bool, end *runs.RunEnd) (*runs.RunEnd, error) {
 	t, failed, err := l.Dial(ctx, sel, only, true)
 	if err != nil {

@@ -410,7 +410,8 @@ func (s partSource) copyFrom(_ context.Context, offset, end int64, w io.Writer) 
 	return err
 }
 
-// A log begins on a worker and continues as far as a bucket has it.
+// If a worker gives only the beginning of a log, the rest comes from a bucket, as far as
+// the bucket has it.
 func TestGoOnInBucket(t *testing.T) {
 	for _, c := range []struct {
 		offset, end int64

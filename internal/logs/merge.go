@@ -56,7 +56,7 @@ func (t *logText) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// stamp sets the time of the line at offset to the time of its first byte.
+// stamp gives the line that begins at offset the time of its first byte.
 func (t *logText) stamp() {
 	switch {
 	case t.offset < t.arrivals.Known:
@@ -103,7 +103,7 @@ func (h *lineHold) rest() error {
 	return err
 }
 
-// A mergedLine is a line, or a part of a long one, for the merged logs.
+// A mergedLine is a line, or a part of a long line, for the merged logs.
 type mergedLine struct {
 	at  time.Time
 	p   []byte
@@ -113,8 +113,8 @@ type mergedLine struct {
 // linesAhead is how many lines of each log are read ahead of the merged text.
 const linesAhead = 16
 
-// merge writes all logs in the order of the times of their lines, and at the same time in
-// the order of the workers.
+// merge writes all logs in the order of the times of their lines. Lines with the same time
+// are in the order of the workers.
 func (l *logReader) merge(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	errs := make([]error, len(l.logs))

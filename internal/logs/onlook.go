@@ -60,9 +60,9 @@ const (
 	placeThere place = "there" // on the workers, or in the bucket
 )
 
-// placeOf decides where to read the logs. rec is this machine's record of the run, or nil.
-// brought says that a command copies the logs to this machine. over is the attempt whose
-// end was seen where it ran, or 0.
+// placeOf decides where to read the logs. The parameter rec has this machine's record of
+// the run, or nil. The parameter brought says that a command copies the logs to this
+// machine. The parameter over is the attempt whose end was seen where it ran, or 0.
 func placeOf(rec *record.Record, brought bool, over int) place {
 	switch {
 	case brought, rec == nil && over > 0, rec != nil && over >= rec.Attempt, rec != nil && rec.Over():
@@ -293,9 +293,9 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 	return false, nil
 }
 
-// tellBegun reports that the command has begun, or else the progress of the run. followed
-// says that the attempt was read over SSH before. A notice that says why SSH does not work
-// any more then stays.
+// tellBegun reports that the command has begun, or else the progress of the run. The
+// parameter followed says that the attempt was read over SSH before. A notice that says why
+// SSH does not work any more then stays.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {
