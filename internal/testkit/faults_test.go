@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// An exported error without a kind would have a guessed exit status: a type with the method
-// Error and without Fault, or a variable Err… that fault.New did not make.
+// An exported error without a kind would have a guessed exit status. Such an error is a
+// type with the method Error and without Fault, or a variable Err… that fault.New did not
+// make.
 func TestEveryExportedErrorHasAKind(t *testing.T) {
 	for _, p := range packages(t) {
 		if !strings.HasPrefix(p.ImportPath, "multihost/internal/") || strings.HasPrefix(p.ImportPath, "multihost/internal/testkit") {

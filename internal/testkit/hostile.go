@@ -34,9 +34,9 @@ func HostileLogins() []HostileLogin {
 	}
 }
 
-// EachLogin runs test for three logins: one without a start-up file, one that exports
-// everything, and one with only a decimal comma, whose effect the second one would hide.
-// The tests of package launch try single settings.
+// EachLogin runs test for three logins. The first has no start-up file, and the second
+// exports everything. The third has only a decimal comma, whose effect the second would
+// hide. The tests of package launch try single settings.
 func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	Need(t, "localedef")
 	all := HostileLogins()

@@ -25,7 +25,8 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// leaked returns the goroutines that are not in before and do not end within patience.
+// leaked returns the goroutines that the map before lacks and that do not end within the
+// time patience.
 func leaked(before map[string]string, patience time.Duration) map[string]string {
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()

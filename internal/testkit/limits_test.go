@@ -38,9 +38,10 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// measure counts in the Go files below root that are not tests. The result is by limit and
-// by name, which begins with the directory of the package. If a function has a version for
-// each system, the most complex one counts.
+// measure returns the complexity of functions, the methods of types and the lines of
+// packages. It leaves out test files. The result is by limit and by name, which begins with
+// the directory of the package. If a function has a version for each system, the most
+// complex one counts.
 func measure(root string) (map[string]map[string]int, error) {
 	lines, ways, methods := map[string]int{}, map[string]int{}, map[string]int{}
 	seen := map[string]bool{} // counted methods

@@ -20,7 +20,7 @@ import (
 )
 
 // A map has no order. If a loop over a map makes output, an error or a list, the result
-// differs from run to run, unless the code sorts the keys first or takes the order from a
+// differs from run to run. So the code must sort the keys first, or take the order from a
 // slice.
 func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 	testkit.OnlyInAll(t, "nothing: it reads the types of the whole program")
@@ -167,7 +167,7 @@ func sorted(decl ast.Decl, after token.Pos, name string) (yes bool) {
 	return yes
 }
 
-// local reports whether the growing variable belongs to one round of the loop: it is a
+// local reports whether the growing variable belongs to one round of the loop. Then it is a
 // variable of that round, or an element with the loop's key.
 func local(loop *ast.RangeStmt, name string) (yes bool) {
 	ast.Inspect(loop, func(n ast.Node) bool {

@@ -8,7 +8,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// WorkerIDs returns the ids of the workers of slices slices, workers in each.
+// WorkerIDs returns the ids of all workers of this number of slices, with this number of
+// workers each.
 func WorkerIDs(slices, workers int) (all []tpu.WorkerID) {
 	for s := range slices {
 		for w := range workers {

@@ -21,8 +21,8 @@ func All(t testing.TB) bool {
 	}
 }
 
-// OnlyInAll skips an expensive test in `make test`. see names the tests of the same subject
-// that `make test` runs.
+// OnlyInAll skips an expensive test in `make test`. The text see names the tests of the
+// same subject that `make test` runs.
 func OnlyInAll(t testing.TB, see string) {
 	t.Helper()
 	if !All(t) {

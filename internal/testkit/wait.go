@@ -33,9 +33,9 @@ func Await(limit time.Duration, holds func() bool) bool {
 	}
 }
 
-// pause returns the time until the next look. took is the length of the last look, and
-// waited is the length of the wait so far. The test learns of a change late by at most a
-// fiftieth of its wait, or by ten looks.
+// pause returns the time until the next look. The last look lasted took, and the whole wait
+// has lasted waited. The test learns of a change late by at most a fiftieth of its wait, or
+// by ten looks.
 func pause(took, waited time.Duration) time.Duration {
 	return min(max(2*time.Millisecond, 9*took, waited/50), 100*time.Millisecond)
 }

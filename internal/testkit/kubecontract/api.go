@@ -195,7 +195,7 @@ func watches(t *T) {
 		_, err = all.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"metadata": {"labels": {"row": `+label+`}}}`), metav1.PatchOptions{})
 		testkit.Must(t, err)
 	}
-	see(watch.Deleted, "a") // it left the selection
+	see(watch.Deleted, "a") // the object left the selection
 	see(watch.Added, "a")
 	_, err = all.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"data": {"k": "v"}}`), metav1.PatchOptions{})
 	testkit.Must(t, err)

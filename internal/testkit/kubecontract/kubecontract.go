@@ -57,7 +57,7 @@ var (
 	PoolLabel   = "cloud.google.com/gke-nodepool"
 )
 
-// Run runs the rows of the table, or only the rows in only if there are any.
+// Run runs the rows of the table. If any rows are named, it runs only these.
 func Run(t *testing.T, c Cluster, only ...string) {
 	client, err := dynamic.NewForConfig(c.Config)
 	testkit.Must(t, err)
@@ -265,8 +265,8 @@ func (t *T) logText(pod, options string) string {
 	return b.String()
 }
 
-// jobSet applies a JobSet in XPK's form. more is JSON for its metadata, and spec for its
-// specification. Both begin with a comma.
+// jobSet applies a JobSet in XPK's form. The parameter more is JSON for its metadata, and
+// spec JSON for its specification. Both begin with a comma.
 func (t *T) jobSet(name string, slices int, script, more, spec, pod string) {
 	t.Helper()
 	o := t.object(fmt.Sprintf(`{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",

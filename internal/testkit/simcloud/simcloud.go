@@ -38,10 +38,10 @@ const (
 	Bucket = sim.DefaultBucket // the simulator's only bucket
 )
 
-// Start starts a simulator whose states change every few milliseconds, and makes the test a
-// parallel one. The client's clock runs fast, so that pauses of seconds take little time.
-// If cfg has no Workers, the workers have only host keys. One slice already exists: other,
-// on the network mtu9k, without a queued resource.
+// Start starts a simulator whose states change every few milliseconds, and makes the test
+// parallel. The client's clock runs fast, so that pauses of seconds take little time. If
+// cfg has no Workers, the workers have only host keys. One slice already exists, called
+// other. It is on the network mtu9k, and belongs to no queued resource.
 func Start(t *testing.T, cfg sim.Config) *Cloud {
 	t.Helper()
 	t.Parallel()
@@ -111,7 +111,7 @@ func (c *Cloud) Put(name, text string) {
 	PutObject(c.T, c.Sim, name, text)
 }
 
-// PutObject writes an object to the bucket Bucket of a simulator.
+// PutObject writes an object to the bucket of a simulator.
 func PutObject(t testing.TB, to http.Handler, name, text string) {
 	t.Helper()
 	answer := httptest.NewRecorder()
