@@ -206,8 +206,8 @@ func (w *worker) withoutPlace(ctx context.Context, since time.Time, why string) 
 	return err
 }
 
-// No worker has been able to begin for some time, from since to now. forsaken reports
-// whether the worker must now delete the slices.
+// forsaken reports whether the worker must delete the slices, because no worker has been
+// able to begin from since to now.
 func (j Job) forsaken(since, now time.Time) bool {
 	if j.TTL > 0 && !j.Requested.IsZero() && !now.Before(j.Requested.Add(j.TTL+j.Grace+time.Minute)) {
 		return true
