@@ -17,9 +17,10 @@
 //
 //   - Parse reads the line itself. It uses only the tables of commands and flags of
 //     urfave/cli, and the context of an action. The library's own reader stops at the first
-//     word that is no flag. It has no case-sensitive aliases with other value rules. It
-//     does not report that two spellings of one flag disagree. Its App.Run also links
-//     text/template, and with it every exported method of the program, which adds 8 MB.
+//     word that is no flag. It cannot give an alias other rules for values than its flag
+//     has. It does not report that two spellings of one flag disagree. Its App.Run also
+//     links text/template, and with it every exported method of the program, which adds 8
+//     MB.
 //   - The keys in files of defaults are the names of flags, so a new flag works in a file
 //     at once. If an error names a flag whose value nobody typed, Line.Blame adds the place
 //     of the value.
