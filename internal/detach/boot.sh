@@ -28,7 +28,7 @@ job() {
 objects() { REPLY=$storage/b/$bucket/o$1${prefix//\//%2F}$2; }
 
 # work: gets the program and runs it. On failure, $why says why. If the program runs for
-# more than a minute, it had begun its work, and the patience begins anew.
+# more than a minute, it counts as successfully begun, and the patience begins anew.
 work() {
   local sum began
   sum_here "$sums" || return
