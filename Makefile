@@ -7,10 +7,10 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 SHFMT       = mvdan.cc/sh/v3/cmd/shfmt@v3.14.1
 SHELL_FILES = .ci/run .ci/tools $$(find . -name '*.sh' -not -path './bin/*')
 PACKAGES    = ./...
-SOURCE      = bench cmd internal examples release
+SOURCE      = bench cmd internal examples release test
 FUZZTIME   ?= 10s
 LIMIT      ?= 80m
-# RUN names the tests of `make race`; none: all.
+# RUN names the tests of `make race` and `make test-kube`; none: all.
 RUN        ?=
 # RERUN=N: if at most N tests have failed, `make test` and `make test-all` run each of them
 # once more, alone, and name them. If more have failed, or without RERUN, no test runs twice.
@@ -27,7 +27,7 @@ UNRACED     = /(lease|preflight|examples/train|release|agent/program|agent/progr
 export CGO_ENABLED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-all race soak matrix bench fuzz lint docs picture check release clean tools
+.PHONY: help build demo test test-all test-kube race soak matrix bench fuzz lint docs picture check release clean tools
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ else
 		--packages='$(PACKAGES)' -- $(TEST_FLAGS) -timeout $(LIMIT)
 endif
 	@./.ci/tools missing $(TOOLS)
+
+test-kube: build ## run the tests of clusters on a real Kubernetes control plane; the first time, build it
+	cd test/kube && go vet ./... && go run ./build >/dev/null && go test -timeout $(LIMIT) -run '$(RUN)' ./...
 
 race: tools ## run the tests in which much happens at once with the race detector
 	CGO_ENABLED=1 go test -race -vet=off -timeout $(LIMIT) -run '$(RUN)' $$(go list $(PACKAGES) | grep -vE '$(UNRACED)')

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -61,10 +62,18 @@ func cluster(t *testing.T) *engine.Engine {
 		if shared.err != nil {
 			return
 		}
+		// The images of workloads have the agent.
+		agent := filepath.Join(shared.dir, "multihost-agent")
+		build := exec.Command("go", "build", "-C", "../..", "-o", agent, "./cmd/multihost-agent")
+		build.Stderr = os.Stderr
+		if shared.err = build.Run(); shared.err != nil {
+			return
+		}
 		start := time.Now()
 		shared.e, shared.err = engine.Start(context.WithoutCancel(t.Context()), engine.Config{
 			Dir: shared.dir, Netns: netns.Ready() == nil, Log: os.Stderr,
-			Pools: kubelet.Slices("w", 2, 4, 4, kubecontract.SliceLabels),
+			Programs: map[string]string{"multihost-agent": agent},
+			Pools:    kubelet.Slices("w", 2, 4, 4, kubecontract.SliceLabels),
 		})
 		t.Logf("the cluster was ready after %v", time.Since(start))
 	})

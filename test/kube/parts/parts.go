@@ -227,7 +227,8 @@ type Took struct{ Wall, CPU float64 }
 
 const tookFile = "took.json" // beside the programs
 
-// TookOf returns how long the builds of programs have taken together.
+// TookOf returns how long the builds of programs have taken together. If Go's cache had a
+// part of the work, that is less than a first build takes.
 func TookOf(programs map[string]string) (sum Took, err error) {
 	seen := map[string]bool{}
 	for _, file := range programs {
