@@ -37,7 +37,7 @@ build: ## build bin/multihost, with the agent for workers in it
 	go run ./release/agent
 	go build -buildvcs=false -tags grpcnotrace -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/multihost ./cmd/multihost
 
-demo: build ## train on 2 slices of the simulator, which PROVIDER (tpu or gce) makes
+demo: build ## train on 2 slices that PROVIDER makes: tpu, gce (simulated) or gke (Kubernetes)
 	PROVIDER='$(PROVIDER)' ./examples/demo.sh
 
 test: tools ## run the tests that a change needs, within minutes

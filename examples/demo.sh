@@ -1,6 +1,7 @@
 #!/bin/sh
-# Trains the example on two slices of the simulator, from scratch: network, slices, job,
-# teardown. PROVIDER is the API that makes the slices: tpu or gce. Needs no account.
+# Trains the example on two slices, from scratch: network, slices, job, teardown. PROVIDER
+# says which API makes the slices: tpu and gce are of the simulator. gke is a Kubernetes
+# cluster on this machine, whose control plane is built first. It needs no account.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 multihost=${MULTIHOST:-$here/../bin/multihost}
@@ -8,8 +9,9 @@ multihost=${MULTIHOST:-$here/../bin/multihost}
 case ${PROVIDER:-tpu} in
   tpu) set -- --tpu-type=v5litepod-16 ;;
   gce) set -- --provider=gce --tpu-type=tpu7x-16 ;;
+  gke) ;;
   *)
-    echo "multihost: error: PROVIDER=$PROVIDER: the providers are tpu and gce" >&2
+    echo "multihost: error: PROVIDER=$PROVIDER: the providers are tpu, gce and gke" >&2
     exit 64
     ;;
 esac
@@ -20,6 +22,12 @@ command -v python3 >/dev/null || {
 }
 
 logs=${DEMO_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/multihost-demo-XXXXXX")}
+if [ "${PROVIDER:-tpu}" = gke ]; then
+  programs=${XDG_CACHE_HOME:-$HOME/.cache}/multihost/kube
+  mkdir -p "$programs"
+  go build -C "$here/../test/kube" -o "$programs/demo" ./demo
+  MULTIHOST=$multihost DEMO_LOGS=$logs exec "$programs/demo" --dir="$logs/cluster" "$here/gke.sh"
+fi
 "$multihost" --sim --state-dir="$logs/state" job \
   --num-slices=2 "$@" --network-create \
   --run-name=demo --script-dir="$here/train" --log-dir="$logs" \

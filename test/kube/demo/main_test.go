@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"multihost/internal/testkit"
+)
+
+// TestCommand: the command finds the cluster and its exit status is kept. If it is
+// interrupted, no program that it has started is left.
+func TestCommand(t *testing.T) {
+	var ended *exec.ExitError
+	if err := command(t.Context(), "file", []string{"sh", "-c", `test "$KUBECONFIG" = file && exit 3`}); !errors.As(err, &ended) || ended.ExitCode() != 3 {
+		t.Errorf("error is %v, want exit status 3", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	file := filepath.Join(t.TempDir(), "pid")
+	var pid string
+	done := make(chan error)
+	go func() { done <- command(ctx, "", []string{"sh", "-c", `sleep 1000 & echo $! >` + file + `; wait`}) }()
+	testkit.Eventually(t, "the command to start another program", func() bool {
+		text, _ := os.ReadFile(file)
+		pid = strings.TrimSpace(string(text))
+		return pid != ""
+	})
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("an interrupted command has no error")
+	}
+	testkit.Eventually(t, "the end of what the command has started", func() bool {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%s/stat", pid))
+		return err != nil || strings.Contains(string(state), ") Z ")
+	})
+}
+
+func TestPools(t *testing.T) {
+	pools, err := poolsOf("v5litepod-16", 2)
+	if err != nil || len(pools) != 2 || len(pools[1].Nodes) != 4 || pools[1].Nodes[3].Name != "gke-demo-np-1-3" || pools[1].Nodes[3].Chips != 4 {
+		t.Errorf("pools are %+v, %v", pools, err)
+	}
+	if _, err := poolsOf("v5litepod-17", 1); err == nil {
+		t.Error("a type that does not exist has pools")
+	}
+}
