@@ -15,9 +15,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -103,7 +105,7 @@ func run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
 	fmt.Fprintf(os.Stderr, "demo: the cluster with %d slices of %s was ready after %.1f s\n", *slices, *kind, time.Since(began).Seconds())
-	return command(ctx, e.Kubeconfig(), flag.Args())
+	return command(ctx, e.Kubeconfig(), *dir, flag.Args())
 }
 
 // poolsOf returns the node pools of slices of a type.
@@ -156,20 +158,42 @@ func (b *building) Write(text []byte) (int, error) {
 }
 
 // command runs the command in a process group of its own, so that its programs get one
-// signal and the cluster outlives them. If ctx ends, they get SIGTERM.
-func command(ctx context.Context, kubeconfig string, argv []string) error {
+// signal and the cluster outlives them. If ctx ends, they get SIGTERM. dir is the directory
+// of the cluster, see guard.
+func command(ctx context.Context, kubeconfig, dir string, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = grace
-	err := cmd.Run()
-	if cmd.Process != nil {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly nothing is left of the group
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("run %s: %w", strings.Join(argv, " "), err)
 	}
+	g, alive, err := guard(cmd.Process.Pid, dir)
+	if err != nil {
+		_ = cmd.Cancel() // it has just been started
+		return errors.Join(err, cmd.Wait())
+	}
+	err = cmd.Wait()
+	_ = g.Process.Kill() // first, so that it does not take the end of the pipe for ours
+	alive.Close()
+	_ = g.Wait()                                        // it was killed
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly nothing is left of the group
 	if err != nil {
 		return fmt.Errorf("run %s: %w", strings.Join(argv, " "), err)
 	}
 	return nil
+}
+
+// guard starts a process that outlives this one if this one is killed. When alive ends, the
+// guard kills a process group and removes a directory.
+func guard(group int, dir string) (g *exec.Cmd, alive io.Closer, err error) {
+	g = exec.Command("sh", "-c", `read -r line; kill -s KILL -- "-$0"; rm -rf "$1"`, strconv.Itoa(group), dir)
+	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	in, err := g.StdinPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	return g, in, g.Start()
 }

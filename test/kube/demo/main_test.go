@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"multihost/internal/testkit"
@@ -17,14 +18,16 @@ import (
 // interrupted, no program that it has started is left.
 func TestCommand(t *testing.T) {
 	var ended *exec.ExitError
-	if err := command(t.Context(), "file", []string{"sh", "-c", `test "$KUBECONFIG" = file && exit 3`}); !errors.As(err, &ended) || ended.ExitCode() != 3 {
+	if err := command(t.Context(), "file", t.TempDir(), []string{"sh", "-c", `test "$KUBECONFIG" = file && exit 3`}); !errors.As(err, &ended) || ended.ExitCode() != 3 {
 		t.Errorf("error is %v, want exit status 3", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	file := filepath.Join(t.TempDir(), "pid")
 	var pid string
 	done := make(chan error)
-	go func() { done <- command(ctx, "", []string{"sh", "-c", `sleep 1000 & echo $! >` + file + `; wait`}) }()
+	go func() {
+		done <- command(ctx, "", t.TempDir(), []string{"sh", "-c", `sleep 1000 & echo $! >` + file + `; wait`})
+	}()
 	testkit.Eventually(t, "the command to start another program", func() bool {
 		text, _ := os.ReadFile(file)
 		pid = strings.TrimSpace(string(text))
@@ -38,6 +41,25 @@ func TestCommand(t *testing.T) {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%s/stat", pid))
 		return err != nil || strings.Contains(string(state), ") Z ")
 	})
+}
+
+// TestGuard: if demo is killed, its command and the directory of the cluster do not stay.
+func TestGuard(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cluster")
+	testkit.Must(t, os.MkdirAll(filepath.Join(dir, "etcd"), 0o755))
+	cmd := exec.Command("sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	testkit.Must(t, cmd.Start())
+	g, alive, err := guard(cmd.Process.Pid, dir)
+	testkit.Must(t, err)
+	testkit.Must(t, alive.Close())
+	if err := cmd.Wait(); err == nil || err.Error() != "signal: killed" {
+		t.Errorf("the command ended with %v", err)
+	}
+	testkit.Must(t, g.Wait())
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("the directory is left")
+	}
 }
 
 func TestPools(t *testing.T) {
