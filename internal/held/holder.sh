@@ -8,8 +8,8 @@
 # again and again while it is connected.
 #
 # On SIGTERM it ends with 143. An end with 0 would tell Kubernetes that the pod is complete,
-# and no other pod would take its place. The end of process 1 kills all other processes of
-# the pod. So before that, the commands get SIGTERM and some time to end.
+# and no other pod would take its place. The end of process 1 kills all others of the pod,
+# so the commands get SIGTERM before that, and some time.
 tmp=${MULTIHOST_ROOT_TMP-}/tmp
 used=$tmp/.multihost-used seen=$tmp/.multihost-seen index=$tmp/.multihost
 until=$1 lease=$2 at='' sleeper=''
