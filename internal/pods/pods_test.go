@@ -212,8 +212,12 @@ func TestNotStarted(t *testing.T) {
 	})
 	_, err := c.Run(t.Context(), remote.Cmd{Line: "true"})
 	var refused *remote.ConnectError
-	if !errors.As(err, &refused) || errors.Is(err, remote.ErrConnectionLost) || !strings.Contains(err.Error(), "executable file not found") {
+	if !errors.As(err, &refused) || refused.Stage != remote.StageExec || errors.Is(err, remote.ErrConnectionLost) || !strings.Contains(err.Error(), "executable file not found") {
 		t.Errorf("got %v", err)
+	}
+	s.set(func() { s.fails.Message = `unable to upgrade connection: container not found ("main")` })
+	if _, err := c.Run(t.Context(), remote.Cmd{Line: "true"}); !errors.As(err, &refused) || refused.Stage != remote.StageDial {
+		t.Errorf("the container has ended: %v", err)
 	}
 }
 

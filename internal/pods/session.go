@@ -143,6 +143,10 @@ func (s *session) begin(ctx context.Context) error {
 	return nil
 }
 
+// noContainer is in the answer of a node whose container has ended. The API server may show
+// it as running for a moment longer. That is a loss, and no refusal of the command.
+const noContainer = "container not found"
+
 // serve receives output until the command has ended.
 func (s *session) serve() {
 	code, err := s.stream.Receive(s.out, s.errs)
@@ -157,7 +161,11 @@ func (s *session) serve() {
 		}
 		close(s.done)
 	case errors.Is(err, kube.ErrNotStarted):
-		s.abort(s.conn.fail(remote.StageExec, err, 1))
+		stage := remote.StageExec
+		if strings.Contains(err.Error(), noContainer) {
+			stage = remote.StageDial
+		}
+		s.abort(s.conn.fail(stage, err, 1))
 	case errors.Is(err, kube.ErrCut):
 		s.abort(s.conn.lost(err))
 	default:
