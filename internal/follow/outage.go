@@ -223,6 +223,9 @@ func nextLook(pause, limit time.Duration, err error) time.Duration {
 // LostSlice says why the slice cannot run anything any more, or "".
 func LostSlice(nodes []tpu.Slice, s tpu.Slice) string {
 	for _, n := range nodes {
+		if n.Name == s.Name && n.UID != s.UID && n.Remade {
+			return fmt.Sprintf("slice %q is being made again, and what was on its workers is lost", s.Name)
+		}
 		if n.Name != s.Name || n.UID != s.UID {
 			continue
 		}

@@ -195,6 +195,7 @@ func TestASliceThatRunsNothing(t *testing.T) {
 		{[]tpu.Slice{{Name: "t", UID: "1", State: "READY", Condition: tpu.Usable}}, ""},
 		{[]tpu.Slice{{Name: "t", UID: "1", State: "PREEMPTED", Condition: tpu.Taken}}, `slice "t" is PREEMPTED`},
 		{[]tpu.Slice{{Name: "t", UID: "2", State: "READY", Condition: tpu.Usable}}, `slice "t" is gone`},
+		{[]tpu.Slice{{Name: "t", UID: "2", State: "Running", Condition: tpu.Usable, Remade: true}}, `slice "t" is being made again, and what was on its workers is lost`},
 		{nil, `slice "t" is gone`},
 	} {
 		if got := LostSlice(tt.nodes, s); got != tt.want {

@@ -132,12 +132,13 @@ func TestLives(t *testing.T) {
 		{name: "just made", life: provision.Requested, state: "Starting"},
 		{name: "waits in a queue", change: func(js *jobset.JobSet) { js.Spec.Suspend = new(true) }, life: provision.Waiting, state: "Suspended"},
 		{name: "some pods", pods: []corev1.Pod{w0, pending}, life: provision.Provisioning, state: "Starting", slice: tpu.Making, failure: "pod b: 0/3 nodes are available"},
+		{name: "between two pods", change: func(js *jobset.JobSet) { js.Status.Restarts = 1 }, life: provision.Recovering, state: "Restarting", slice: tpu.Making},
 		{name: "all pods run", pods: []corev1.Pod{w1, w0}, life: provision.Active, state: "Running", slice: tpu.Usable},
 		{name: "a pod has ended", pods: []corev1.Pod{w0, ended}, life: provision.Provisioning, state: "Starting", slice: tpu.Making},
 		{name: "a pod is being deleted", pods: []corev1.Pod{w0, leaving}, life: provision.Provisioning, state: "Starting", slice: tpu.Making},
 		{name: "made again", change: func(js *jobset.JobSet) { js.Status.Restarts = 1 }, pods: []corev1.Pod{w0}, life: provision.Recovering, state: "Restarting", slice: tpu.Making},
-		{name: "a pod was not used", pods: []corev1.Pod{w0, done}, life: provision.Suspending, state: "Ending", slice: tpu.Making, by: "--lease"},
-		{name: "the time is over", pods: []corev1.Pod{w0, done}, life: provision.Suspending, state: "Ending", slice: tpu.Making, by: "--ttl",
+		{name: "a pod was not used", pods: []corev1.Pod{w0, done}, life: provision.Suspending, state: "Ending", slice: tpu.Ill, by: "--lease"},
+		{name: "the time is over", pods: []corev1.Pod{w0, done}, life: provision.Suspending, state: "Ending", slice: tpu.Ill, by: "--ttl",
 			change: func(js *jobset.JobSet) { js.Annotations[annotationEnd] = "1970-01-01T01:16:40Z" }},
 		{name: "all pods have ended", change: complete, pods: []corev1.Pod{done}, life: provision.Suspended, state: "Ended", by: "--lease"},
 		{name: "failed", change: func(js *jobset.JobSet) {
@@ -161,7 +162,7 @@ func TestLives(t *testing.T) {
 				return
 			}
 			s := res.Slices[0]
-			if s.Condition != tt.slice || s.Name != "t-0" || (s.Condition == tpu.Usable) != (len(s.Workers) == 2 && s.Workers[0].Name == "a") && tt.slice != tpu.Leaving {
+			if s.Condition != tt.slice || s.Name != "t-0" || (s.Condition == tpu.Usable) != (len(s.Workers) == 2 && s.Workers[0].Name == "a") && tt.slice != tpu.Leaving && tt.slice != tpu.Ill {
 				t.Errorf("got slice %+v", s)
 			}
 		})
@@ -174,6 +175,10 @@ func TestANewPodMakesAnotherSlice(t *testing.T) {
 	testkit.Must(t, err)
 	w0, w1 := worker("0", "0", "a", nil), worker("0", "1", "b", nil)
 	before := describe(js, []corev1.Pod{w0, w1}, provision.Commands{}).Slices[0].UID
+	w1.Status.Phase = corev1.PodSucceeded // the other pod goes on, with what is in it
+	if after := describe(js, []corev1.Pod{w0, w1}, provision.Commands{}).Slices[0].UID; after != before {
+		t.Errorf("the UID becomes %q when a pod has ended", after)
+	}
 	w1.UID = "uid-1"
 	if after := describe(js, []corev1.Pod{w0, w1}, provision.Commands{}).Slices[0].UID; after == before || before == "" {
 		t.Errorf("the UID stays %q", after)

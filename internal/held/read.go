@@ -30,8 +30,8 @@ func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) pro
 	for i, name := range res.Nodes {
 		s := sliceOf(js, name, all[i], workers)
 		s.Index = i
-		if s.State == "" {
-			continue
+		if len(all[i]) == 0 && len(pods) == 0 && js.Status.Restarts == 0 {
+			continue // no pods were made yet
 		}
 		if s.Condition == tpu.Usable {
 			ready++
@@ -138,14 +138,14 @@ func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	return ""
 }
 
-// byPlace returns the pods that may run, by slice and worker. If several pods have the same
-// place, the newest one counts.
+// byPlace returns the pods that may run, and those that have ended by themselves, by slice
+// and worker. If several pods have the same place, the newest one counts.
 func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	all := map[int]map[int]*corev1.Pod{}
 	for i := range pods {
 		p := &pods[i]
 		slice, err := strconv.Atoi(p.Labels[jobset.JobIndexKey])
-		if err != nil || p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
+		if err != nil || p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		index := p.Annotations[batchv1.JobCompletionIndexAnnotation]
@@ -166,10 +166,10 @@ func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	return all
 }
 
-// sliceOf describes a slice. If it has no pods, its State is "".
+// sliceOf describes a slice, which may have no pods at the moment.
 func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers int) tpu.Slice {
-	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl"}
-	running := 0
+	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl", Remade: true}
+	running, over := 0, 0
 	id := sha256.New()
 	for i := range workers {
 		p := pods[i]
@@ -177,13 +177,16 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 			continue
 		}
 		fmt.Fprintln(id, p.UID)
+		if at := p.CreationTimestamp.Time; s.Billed.IsZero() || at.Before(s.Billed) {
+			s.Billed = at
+		}
 		s.Workers = append(s.Workers, tpu.Worker{Name: p.Name, Internal: p.Status.PodIP})
 		if p.Status.Phase == corev1.PodRunning && p.Status.PodIP != "" {
 			running++
 		}
-	}
-	if len(s.Workers) == 0 {
-		return tpu.Slice{Name: name}
+		if p.Status.Phase == corev1.PodSucceeded {
+			over++
+		}
 	}
 	s.UID = string(js.UID) + "/" + hex.EncodeToString(id.Sum(nil))[:12]
 	switch {
@@ -191,6 +194,8 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 		s.Condition, s.State = tpu.Leaving, "Deleting"
 	case running == workers:
 		s.Condition, s.State = tpu.Usable, "Running"
+	case over > 0: // commands in the other pods go on
+		s.Condition, s.State = tpu.Ill, fmt.Sprintf("Ending, %d of %s run", running, event.Count(workers, "pod"))
 	default:
 		s.State = fmt.Sprintf("Pending, %d of %s run", running, event.Count(workers, "pod"))
 		s.Workers = nil

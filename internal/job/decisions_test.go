@@ -3,6 +3,7 @@ package job
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -153,6 +154,39 @@ func TestSlicesThatDoNotComeBack(t *testing.T) {
 	_, err := s.ready(t.Context(), nil, &stage.Failure{Cause: stage.Infrastructure})
 	if want := "discover: slices are not usable for 15m: " + errAway.Error(); err == nil || err.Error() != want || !errors.Is(err, errAway) {
 		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// A further attempt uses slices that their provider itself has made again. The attempt that
+// was on the old ones has lost them, which is no failure of its command.
+func TestSlicesThatAreMadeAgain(t *testing.T) {
+	t.Parallel()
+	used := []tpu.Slice{{Name: "t", UID: "1", Index: 1, Condition: tpu.Usable, State: "Running"}}
+	for _, tt := range []struct {
+		story string
+		now   tpu.Slice
+		why   string
+		final bool
+		gone  bool
+	}{
+		{"made again", tpu.Slice{Name: "t", UID: "2", Condition: tpu.Usable, State: "Running", Remade: true, Workers: []tpu.Worker{{Name: "t"}}}, "", true, false},
+		{"on the way", tpu.Slice{Name: "t", UID: "2", Condition: tpu.Making, State: "Pending", Remade: true}, `slice "t": `, true, false},
+		{"another one", tpu.Slice{Name: "t", UID: "2", Condition: tpu.Usable, State: "READY"}, "", false, true},
+		{"deleted", tpu.Slice{Name: "u", Remade: true}, "", false, true},
+	} {
+		s := &standing{Reach: &workers.Reach{Cloud: &testkit.FixedSlices{All: []tpu.Slice{tt.now}}}, found: tpu.Selection{Slices: slices.Clone(used)}}
+		d, err := s.look(t.Context(), used, func(string) provision.Reach { return provision.Silent })
+		testkit.Must(t, err)
+		if cause, why, final := (signs{lost: true}).blame(d, nil); cause != stage.Infrastructure || final != tt.final {
+			t.Errorf("%s: blamed %s, %q, final %t", tt.story, cause, why, final)
+		}
+		why, err := s.absent([]tpu.Slice{tt.now})
+		if (err != nil) != tt.gone || !strings.HasPrefix(why, tt.why) || (why == "") != (tt.why == "") {
+			t.Errorf("%s: absent: %q, %v", tt.story, why, err)
+		}
+		if got := s.found.Slices[0]; !tt.gone && (got.UID != "2" || got.Index != 1) {
+			t.Errorf("%s: the attempt uses %+v", tt.story, got)
+		}
 	}
 }
 

@@ -70,6 +70,9 @@ func (s *standing) ready(ctx context.Context, _ func(*stage.Failure) error, afte
 // never be used again.
 func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
 	for i, have := range s.found.Slices {
+		if again := made(nodes, have); again != nil {
+			have.UID = again.UID // a further attempt begins anew, so it can use other VMs
+		}
 		if gone := follow.LostSlice(nodes, have); gone != "" {
 			return "", &stage.Error{Stage: stage.Discover, Text: gone, Advice: "multihost job makes slices again that were taken away"}
 		}
@@ -87,10 +90,26 @@ func (s *standing) absent(nodes []tpu.Slice) (why string, err error) {
 	return why, nil
 }
 
+// made returns the slice that the provider itself has made, or is making, in place of s; nil
+// if there is none.
+func made(nodes []tpu.Slice, s tpu.Slice) *tpu.Slice {
+	for i, n := range nodes {
+		if n.Name == s.Name && n.UID != s.UID && n.Remade {
+			return &nodes[i]
+		}
+	}
+	return nil
+}
+
 func (s *standing) look(ctx context.Context, used []tpu.Slice, reach func(string) provision.Reach) (provision.Decision, error) {
 	nodes, err := s.Cloud.Slices(ctx)
 	if err != nil {
 		return provision.Decision{}, err
+	}
+	for _, have := range used {
+		if made(nodes, have) != nil {
+			return provision.Decision{Step: provision.StepRecreate, Loss: provision.Infrastructure, Why: follow.LostSlice(nodes, have)}, nil
+		}
 	}
 	return lookAt(nodes, used, reach), nil
 }

@@ -1,12 +1,12 @@
 // Package tpu has the basic types of the project and their arithmetic: accelerator types,
-// slices and workers, the selection of workers by name, and the written form of a set of
-// workers. It does no I/O and uses only the standard library.
+// slices and workers. It also has the selection of workers by name, and the written form of
+// a set of workers. It does no I/O and uses only the standard library.
 //
 // # Decisions
 //
 //   - Prices are a table (prices.txt) with its source and date, because a program needs a
-//     key to read Google's list of prices. A price that the table lacks is unknown, and
-//     never guessed.
+//     key to read Google's list of prices. If the table lacks a price, the price is
+//     unknown. It is never guessed.
 package tpu
 
 import (
@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// A WorkerID identifies one worker of a run by the numbers of slice and worker, both from
-// 0. Its written form is s0w3.
+// A WorkerID identifies one worker of a run by slice number and worker number. Both begin
+// at 0. Its written form is s0w3.
 type WorkerID struct {
 	Slice, Worker int
 }
@@ -34,37 +34,38 @@ type Slice struct {
 	Name  string // node id, the last part of the resource name: "t-0"
 	UID   string // the API's unique id; a new id with the same name means a new machine
 
-	// Provider is the word of the slice's provider for its resources, or "" if there is
-	// only one provider.
+	// Provider is the word that the provider of the slice has for its resources. It is ""
+	// if there is only one provider.
 	Provider string
 
 	Project string
 	Zone    string
 	Created time.Time // when the API has made it; zero: unknown
-	Billed  time.Time // since when it is billed; zero: it is not billed, or unknown
-	Until   time.Time // when the provider takes it away, by its request; zero: never, or unknown
+	Billed  time.Time // since when it is billed; zero: it is not billed, or not known
+	Until   time.Time // when the provider takes it away, as the request says; zero: never, or not known
+	Remade  bool      // if its VMs are lost, the provider makes it again; it then has the same name and another UID
 	EndFlag string    // the flag that has set Until; "": --max-run-duration
 
 	Type           string // accelerator type: "v5litepod-16"
 	RuntimeVersion string
 	Condition      Condition
 	State          string // the provider's word behind Condition: READY, CREATING, PREEMPTED, …
-	Health         string // the provider's word for the health: HEALTHY, …, or ""
+	Health         string // the provider's word for the health: HEALTHY, … or empty
 	HealthDetail   string
-	QueuedResource string   // id of the queued resource that has made it, or ""
-	MultiSlice     bool     // made by one queued resource for several nodes, so it has MEGASCALE metadata
+	QueuedResource string   // id of the queued resource that has made it, or empty
+	MultiSlice     bool     // made by one queued resource for several nodes; so it has MEGASCALE metadata
 	BareNames      bool     // its VMs know each other by names that have no addresses here
 	Network        string   // network name
-	Tags           []string // network tags of its workers, for firewall rules
+	Tags           []string // network tags of its workers, which firewall rules use
 	Labels         map[string]string
 	Metadata       map[string]string
 
-	Workers []Worker // in the order of networkEndpoints; nil while the slice is being made
+	Workers []Worker // in the order of networkEndpoints; empty while the slice is being made
 	Untold  []Worker // its VMs, in no order, if they have not told which worker each of them is
 }
 
-// FirstEnd returns the first time at which the provider takes one of the slices away. Zero
-// means never, or unknown.
+// FirstEnd returns the earliest time at which the provider takes one of the slices away.
+// The zero time means never, or not known.
 func FirstEnd(all []Slice) (first time.Time) {
 	for _, s := range all {
 		if !s.Until.IsZero() && (first.IsZero() || s.Until.Before(first)) {
@@ -85,39 +86,39 @@ func EndFlag(all []Slice) string {
 }
 
 // A Condition says what can be done with a slice. The provider that lists slices translates
-// its own words into it. No other code reads those words.
+// its own words into a Condition. No other code reads those words.
 type Condition string
 
 // The conditions.
 const (
-	Unclear  Condition = ""           // the provider's word is unknown, or there is none
+	Unclear  Condition = ""           // the provider's word is not known, or there is none
 	Making   Condition = "being made" // no command can run there yet
 	Usable   Condition = "usable"     // its VMs run and are healthy
-	Ill      Condition = "ill"        // its VMs run, but something is broken
+	Ill      Condition = "ill"        // its VMs run, but some part is broken
 	Serviced Condition = "in service" // its VMs run, while the provider repairs the machines
-	Halted   Condition = "halted"     // its VMs are stopped, or about to be
+	Halted   Condition = "halted"     // its VMs are stopped, or are going to be
 	Taken    Condition = "taken"      // the provider has taken it away
 	Leaving  Condition = "being deleted"
 )
 
-// Over reports whether no command can run there any more: its VMs do not start again by
+// Over reports whether no command can run there any more. Its VMs do not start again by
 // themselves.
 func (c Condition) Over() bool { return c == Taken || c == Leaving || c == Halted }
 
 // A Worker is one VM of a slice.
 type Worker struct {
-	Name     string // name of the VM, if the provider knows VMs by name
+	Name     string // name of the VM, if the provider of the slice knows VMs by name
 	Internal string // IP address inside the network; for a host outside the cloud, its name
-	External string // external IP address, or ""
+	External string // external IP address, or empty
 
-	// Login and Port are for this worker only, if the user has named the hosts one by one.
-	// Zero values mean those for all workers.
+	// If the user has named the hosts one by one, Login and Port are for this worker only.
+	// Zero values mean that the values for all workers apply.
 	Login string
 	Port  int
 }
 
 // Ready reports whether the slice is ready for a run: its VMs run, it is healthy, and its
-// workers are known. Otherwise why gives the reason.
+// workers are known. If it is not, why gives the reason.
 func (s Slice) Ready() (ok bool, why string) {
 	switch {
 	case s.Condition != Usable && s.Condition != Ill && s.Condition != Serviced:
