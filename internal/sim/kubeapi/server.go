@@ -100,7 +100,8 @@ func newServer(cfg Config) (*Server, error) {
 	if cfg.Bare {
 		st.Bare()
 	}
-	ca, err := newAuthority(cfg.Now())
+	host, _, _ := net.SplitHostPort(cmp.Or(cfg.Listen, "127.0.0.1:0")) // listen tells what is wrong with it
+	ca, err := newAuthority(cfg.Now(), net.ParseIP(host))
 	if err != nil {
 		return nil, err
 	}

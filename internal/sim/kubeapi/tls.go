@@ -20,7 +20,7 @@ type authority struct {
 	server tls.Certificate
 }
 
-func newAuthority(now time.Time) (*authority, error) {
+func newAuthority(now time.Time, ip net.IP) (*authority, error) {
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -43,6 +43,9 @@ func newAuthority(now time.Time) (*authority, error) {
 		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames:    []string{"kubernetes", "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	if ip != nil {
+		leaf.IPAddresses = append(leaf.IPAddresses, ip)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, caKey)
 	if err != nil {
