@@ -33,7 +33,8 @@ for 30 minutes (or --older-than) are of no more use. Reserved capacity always
 counts as useful.
 
 --delete does what --look does, asks on a terminal, and deletes the resources that
-have "yes" in the list. Right before it deletes a resource, it reads the state of
+have "yes" in the list. With --cluster or --context, gc is about slices that pods hold
+there. Right before it deletes a resource, it reads the state of
 that resource again. It never deletes what multihost did not make.
 
 ` + pricesHelp,
@@ -44,7 +45,7 @@ that resource again. It never deletes what multihost did not make.
 			&cli.BoolFlag{Name: "look", Usage: "log in to the slices, to see whether a run is active there"},
 			&cli.BoolFlag{Name: "delete", Usage: "delete what is of no more use"},
 			&cli.BoolFlag{Name: "yes", Usage: "delete without a question"},
-		}, options.SSHFlags()),
+		}, options.KubeFlags(), options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			c.NoWords()
 			d, err := s.workers(c)
@@ -54,9 +55,9 @@ that resource again. It never deletes what multihost did not make.
 			if s.all != nil {
 				s.all.Expect()
 			}
-			o := gc.GCOptions{
-				Networks: s.networks, Clusters: s.clusters, Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"),
-				Look: c.Bool("look") || c.Bool("delete"),
+			o := gc.GCOptions{Prefix: c.String("prefix"), OlderThan: c.Duration("older-than"), Look: c.Bool("look") || c.Bool("delete")}
+			if s.held == nil {
+				o.Networks, o.Clusters = s.networks, s.clusters
 			}
 			if !c.Bool("all-users") {
 				o.User, _ = config.LocalUser(s.lookup, s.account)
@@ -65,16 +66,8 @@ that resource again. It never deletes what multihost did not make.
 			if err != nil {
 				return interruptible(c.Context, err)
 			}
-			if left == nil {
-				left = []gc.Leftover{}
-			}
 			s.view.Emit(event.Result{Name: "leftovers", Text: gc.LeftoverTable(left), Data: left})
-			useless := 0
-			for _, l := range left {
-				if l.Useless {
-					useless++
-				}
-			}
+			useless := gc.Useless(left)
 			if !c.Bool("delete") || useless == 0 {
 				return nil
 			}

@@ -93,7 +93,7 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	if err != nil {
 		return nil, err
 	}
-	var left []Leftover
+	left := []Leftover{}
 	for _, res := range all {
 		run, user, ours := res.Made()
 		if !ours || o.User != "" && user != provision.LabelValue(o.User) || !strings.HasPrefix(res.ID, o.Prefix) {
@@ -140,6 +140,16 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 		left = append(left, more...)
 	}
 	return left, nil
+}
+
+// Useless counts the leftovers that Collect would delete.
+func Useless(left []Leftover) (n int) {
+	for _, l := range left {
+		if l.Useless {
+			n++
+		}
+	}
+	return n
 }
 
 // deadEvidence says why a resource that gives no slices any more is useless.
@@ -400,7 +410,7 @@ func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 	}
 	now, err := d.Cloud.Get(ctx, l.Name)
 	switch {
-	case gcp.ClassOf(err) == gcp.NotFound: // parts that cost nothing may be left
+	case gcp.ClassOf(err) == gcp.NotFound, errors.Is(err, provision.ErrNotFound): // parts that cost nothing may be left
 		return collectRemains(ctx, d, l)
 	case err != nil:
 		return err

@@ -83,6 +83,7 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	if err != nil {
 		return nil, err
 	}
+	tiers := p.tiers(ctx)
 	byJobSet := map[string][]corev1.Pod{}
 	for _, pod := range pods {
 		name := pod.Labels[jobset.JobSetNameKey]
@@ -90,10 +91,44 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	}
 	found := make([]provision.Resource, len(all))
 	for i := range all {
-		found[i] = describe(&all[i], byJobSet[all[i].Name], p.commands(all[i].Name))
+		pods := byJobSet[all[i].Name]
+		found[i] = describe(&all[i], pods, p.commands(all[i].Name))
+		found[i].Tier = tierOf(pods, tiers)
 	}
 	slices.SortFunc(found, func(a, b provision.Resource) int { return cmp.Compare(a.ID, b.ID) })
 	return found, nil
+}
+
+// tiers returns the tiers of the nodes of GKE, by their names. Without the right to read
+// nodes it returns nothing: then only the price of the slices is unknown.
+func (p *Provider) tiers(ctx context.Context) map[string]provision.Tier {
+	nodes, _, _ := kube.Nodes.In(p.Client, "").List(ctx, kube.ListOptions{Labels: labelPool})
+	tiers := map[string]provision.Tier{}
+	for _, n := range nodes {
+		tier := provision.OnDemand
+		switch {
+		case n.Labels["cloud.google.com/gke-spot"] == "true":
+			tier = provision.Spot
+		case n.Labels["cloud.google.com/gke-flex-start"] == "true":
+			tier = provision.FlexStart
+		case n.Labels["cloud.google.com/reservation-name"] != "":
+			tier = provision.Reserved
+		}
+		tiers[n.Name] = tier
+	}
+	return tiers
+}
+
+// tierOf returns the tier of the nodes of pods; "": it is not known, or the nodes differ.
+func tierOf(pods []corev1.Pod, tiers map[string]provision.Tier) (tier provision.Tier) {
+	for i, p := range pods {
+		if of := tiers[p.Spec.NodeName]; i == 0 {
+			tier = of
+		} else if of != tier {
+			return ""
+		}
+	}
+	return tier
 }
 
 // Slices implements provision.Provider.
@@ -196,12 +231,25 @@ func (missing) Hint() string {
 	return "the namespace does not exist, or the cluster has no JobSet: kubectl get namespaces; kubectl get crd jobsets.jobset.x-k8s.io"
 }
 
-// Restart implements provision.Provider. JobSet itself replaces failed pods.
-func (*Provider) Restart(context.Context, string) error {
-	return fmt.Errorf("restart pods: delete the slices and make them again: %w", provision.ErrFixed)
+// Restart implements provision.Provider. The error is provision.ErrFixed: JobSet itself makes
+// failed pods again. To restart a pod that runs would make all pods of the JobSet again, with
+// none of the files and processes that the old ones have. That is what Delete and Create do.
+func (p *Provider) Restart(_ context.Context, id string) error {
+	return &noRestart{p.commands(id).Delete}
 }
 
-// deleteLimit is Delete's default limit.
+type noRestart struct{ delete string }
+
+func (*noRestart) Error() string {
+	return "restart pods: new pods have none of the files and processes of the old ones: delete the slices and make them again"
+}
+
+func (*noRestart) Unwrap() error { return provision.ErrFixed }
+
+// Hint says what to type.
+func (e *noRestart) Hint() string { return e.delete }
+
+// deleteLimit is how long Delete waits by default.
 const deleteLimit = 10 * time.Minute
 
 // Delete implements provision.Provider.
