@@ -380,11 +380,13 @@ func (s *session) login(c *call, d *deps) (err error) {
 	return err
 }
 
-// overSSH makes d reach workers over SSH, with the present Access. logins has the login for
-// each slice, or is nil. If it is not nil, multihost does not change the keys on the
-// workers.
+// overSSH makes d reach workers over SSH, with Access as it is now. If logins is not nil,
+// it has the login to use for each slice. In that case multihost does not change the keys
+// on the workers. Pods are not reached over SSH: overSSH then does nothing.
 func overSSH(d *deps, logins map[string]string) {
-	d.Dialer = &overssh.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
+	if d.Cluster == nil {
+		d.Dialer = &overssh.SSH{Access: d.Access, Cloud: d.Cloud, Zone: d.Zone, Clock: d.Clock, Logins: logins}
+	}
 }
 
 // access returns deps for commands that reach workers, still without a key. It reads the
