@@ -247,7 +247,8 @@ func (s Scene) holders(res corev1.ResourceName, flavor kueue.ResourceFlavorRefer
 	var all []holder
 	for _, w := range s.Others {
 		var n int64
-		if w.Status.Admission == nil {
+		// A workload that has ended keeps its admission, and holds nothing.
+		if w.Status.Admission == nil || meta.IsStatusConditionTrue(w.Status.Conditions, kueue.WorkloadFinished) {
 			continue
 		}
 		for _, set := range w.Status.Admission.PodSetAssignments {

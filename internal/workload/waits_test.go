@@ -40,6 +40,12 @@ func holding(name, priority string, value int32, chips int64) kueue.Workload {
 	return *w
 }
 
+// ended returns a workload that has ended.
+func ended(w kueue.Workload) kueue.Workload {
+	w.Status.Conditions = append(w.Status.Conditions, metav1.Condition{Type: kueue.WorkloadFinished, Status: metav1.ConditionTrue, Reason: kueue.WorkloadFinishedReasonSucceeded})
+	return w
+}
+
 func pending(o *corev1.Pod) {
 	o.Spec.NodeName, o.Status = "", corev1.PodStatus{Phase: corev1.PodPending}
 }
@@ -103,7 +109,7 @@ func TestWhyAWorkloadWaits(t *testing.T) {
 		"not seen by Kueue at all": {workload.Scene{Now: at(100)}, "Kueue has not put it into queue multislice-queue yet", "multihost cluster show c", false},
 		"not looked at":            {workload.Scene{Workload: queued("w", "medium", 500)}, "Kueue has not looked at it yet", "multihost workload list --cluster=c", true},
 		"quota that others hold": {
-			workload.Scene{Workload: queued("w", "medium", 500, reserved("False", lacks)), Others: []kueue.Workload{holding("small", "low", 250, 16), holding("big", "very-high", 1000, 32)}},
+			workload.Scene{Workload: queued("w", "medium", 500, reserved("False", lacks)), Others: []kueue.Workload{holding("small", "low", 250, 16), ended(holding("over", "high", 750, 64)), holding("big", "very-high", 1000, 32)}},
 			"32 more of google.com/tpu must become free in 2xv5litepod-16, which big (priority very-high) with 32, small (priority low) with 16 hold", "multihost workload list --cluster=c", false,
 		},
 		"quota, and a place in the queue": {
