@@ -59,6 +59,7 @@ func commands() []*cli.Command {
 		configCommand(),
 		initCommand(),
 		completionCommand(),
+		xpkCommand(),
 		simCommand(),
 		manualCommand(),
 		versionCommand(),

@@ -24,6 +24,8 @@ var freeFlags = []string{
 	"hosts", "iap-endpoint", "keep-on-failure", "labels", "listen", "max-log", "max-preemptions", "max-run-duration", "metadata",
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
 	"base-docker-image", "cluster", "container", "context", "docker-image", "image-repository", "namespace", "priority", "queue", "resource", "restart-on-exit-codes", "workload",
+	"cluster-cpu-machine-type", "cluster-state-gcs-bucket", "custom-cluster-arguments", "custom-nodepool-arguments", "custom-tpu-nodepool-arguments", "device-type", "docker-image-pull-secret",
+	"docker-name", "filter-by-job", "filter-by-status", "num-nodes", "pathways-gce-machine-type", "scheduler", "tensorboard-name", "tensorboard-region", "wait-for-job-completion",
 	"secret-env", "service-account", "sim-slices", "since", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",
 	"subnetwork", "tags", "target-tags", "user", "valid-until-duration",
 	"default-pool-cpu-machine-type", "gke-version", "cluster", "context", "docker-image", "namespace", "priority", "queue", "boot-disk", "boot-disk-type", "image", "filter", "limit", "min-duration", "network-config", "range", "reservation-host-folder", "reservation-host-organization", "reservation-host-project",

@@ -88,7 +88,7 @@ func TestEveryCommandHasAGroup(t *testing.T) {
 		t.Errorf("commandGroups names %s, which is no command", name)
 	}
 	last := options.CommandGroups[len(options.CommandGroups)-1]
-	if want := []string{"hostkey", "manual", "xla", "config", "sim"}; !slices.Equal(last.Commands, want) {
+	if want := []string{"hostkey", "manual", "xla", "xpk", "config", "sim"}; !slices.Equal(last.Commands, want) {
 		t.Errorf("the last group has %q, want %q", last.Commands, want)
 	}
 }

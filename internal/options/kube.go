@@ -76,10 +76,14 @@ func NeededKube(c *Call, m Machine) KubeChoice {
 
 // opensCluster reports whether a command opens the cluster of KubeOptions itself, because
 // it is about the cluster and not about workers.
-func opensCluster(l *cmdline.Line) bool { return len(l.Path) > 0 && l.Path[0] == "workload" }
+func opensCluster(l *cmdline.Line) bool {
+	return len(l.Path) > 0 && (l.Path[0] == "workload" || l.Path[0] == "xpk")
+}
 
 // InKubeconfig reports whether a command line is about a cluster that needs no project.
-func InKubeconfig(l *cmdline.Line) bool { return opensCluster(l) && l.Setting("cluster") == "" }
+func InKubeconfig(l *cmdline.Line) bool {
+	return opensCluster(l) && l.Path[0] != "xpk" && l.Setting("cluster") == ""
+}
 
 // named returns the cluster that the flags of KubeOptions name.
 func named(c *Call, m Machine) KubeChoice {

@@ -11,7 +11,7 @@ import (
 // times.
 func TakesLong(l *cmdline.Line) bool {
 	switch strings.Join(l.Path, " ") {
-	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait", "cluster create", "cluster delete", "workload create":
+	case "run", "job", "attach", "qr create", "qr wait", "slices create", "slices wait", "cluster create", "cluster delete", "workload create", "xpk cluster create", "xpk cluster delete", "xpk workload create":
 		return true
 	}
 	return false
@@ -19,7 +19,7 @@ func TakesLong(l *cmdline.Line) bool {
 
 // Zoneless reports whether the command works on a project without a zone.
 func Zoneless(l *cmdline.Line) bool {
-	return len(l.Path) > 0 && (l.Path[0] == "network" || strings.Join(l.Path, " ") == "cluster list")
+	return len(l.Path) > 0 && (l.Path[0] == "network" || strings.TrimPrefix(strings.Join(l.Path, " "), "xpk ") == "cluster list")
 }
 
 // ReadsFiles reports whether files on this machine may be enough for the command.

@@ -23,14 +23,15 @@ func Rules(complete cmdline.CompleteRules) cmdline.Rules {
 	}
 }
 
-// foreignFlag returns the error for a flag of gcloud that the qr commands do not take.
+// foreignFlag returns the error for a flag of gcloud that the qr commands do not take, or of
+// XPK that the xpk commands do not take.
 func foreignFlag(path []string, flag string) error {
 	if len(path) > 0 && path[0] == "qr" {
 		if refused := createflags.Refused(flag); refused != nil {
 			return refused
 		}
 	}
-	return nil
+	return xpkRefused(path, flag)
 }
 
 // privateFlags are not read from a project's file, which may come with somebody else's
@@ -115,7 +116,7 @@ var CommandGroups = []cmdline.CommandGroup{
 	{Title: "work on workers by hand", Commands: []string{"ssh", "exec", "cp", "preflight"}},
 	{Title: "find what is wrong or left", Commands: []string{"doctor", "gc"}},
 	{Title: "set up multihost", Commands: []string{"init", "completion", "version"}},
-	{Title: "rarely needed", Commands: []string{"hostkey", "manual", "xla", "config", "sim"}},
+	{Title: "rarely needed", Commands: []string{"hostkey", "manual", "xla", "xpk", "config", "sim"}},
 }
 
 // commonFlags come first in the help of a command with many flags. flagGroups has the other
@@ -130,6 +131,9 @@ var commonFlags = map[string][]string{
 
 	"workload create": {"cluster", "tpu-type", "num-slices", "docker-image", "base-docker-image", "command", "detach", "dry-run"},
 
+	"xpk cluster create":  {"cluster", "tpu-type", "num-slices", "spot", "reservation", "custom-cluster-arguments", "zone", "dry-run"},
+	"xpk workload create": {"cluster", "workload", "tpu-type", "num-slices", "docker-image", "command", "wait", "dry-run"},
+
 	"slices create": {"tpu-type", "node-count", "spot", "zone", "max-run-duration", "slices-deadline", "wait", "dry-run"},
 }
 
@@ -138,14 +142,14 @@ var flagGroups = []help.Group{
 	{
 		Title: "what runs",
 		Shown: []string{"command", "run-name", "workload", "env", "env-file", "secret-env", "venv", "processes-per-worker", "xla-preset", "dry-run"},
-		Rest:  []string{"xla-flag", "numa"},
+		Rest:  []string{"xla-flag", "numa", "enable-debug-logs", "use-parallel-containers"},
 	},
 	{
 		Title: "where",
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
-		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "queue", "priority", "num-nodes", "resource", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex-start", "best-effort", "guaranteed", "provisioning-model",
-			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "host-maintenance-interval", "force", "yes",
+		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "queue", "priority", "num-nodes", "resource", "device-type", "docker-image-pull-secret", "docker-name", "scheduler", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "cluster-cpu-machine-type", "custom-cluster-arguments", "custom-nodepool-arguments", "custom-tpu-nodepool-arguments", "host-maintenance-interval", "force", "yes",
 			"internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},
 	{
@@ -166,7 +170,8 @@ var flagGroups = []help.Group{
 	{
 		Title: "advanced",
 		Shown: []string{"detach", "bucket-name", "preflight", "skew", "profile", "sim"},
-		Rest:  []string{"bucket-dir", "install", "config", "sim-slices", "sim-backend", "sim-step", "sim-fault", "version"},
+		Rest: []string{"cluster-state-gcs-bucket", "pathways-gce-machine-type", "sandbox-kubeconfig", "skip-validation", "tensorboard-name", "tensorboard-region",
+			"bucket-dir", "install", "config", "sim-slices", "sim-backend", "sim-step", "sim-fault", "version"},
 	},
 	{
 		Title: "how long to wait",
