@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync/atomic"
 
@@ -56,7 +57,10 @@ type Client struct {
 	// has them.
 	Keychain  authn.Keychain
 	Transport http.RoundTripper // nil: the network
-	UserAgent string            // empty: "multihost"
+	// Endpoint is a URL that gets the requests to all registries. The name of the registry
+	// follows its path. Nil: each registry gets its own. It is for simulators.
+	Endpoint  *url.URL
+	UserAgent string // empty: "multihost"
 }
 
 // An Image is an image in a registry.
@@ -200,6 +204,9 @@ func (c *Client) options(ctx context.Context, sent *atomic.Int64) []remote.Optio
 	if carrier == nil {
 		carrier = remote.DefaultTransport
 	}
+	if c.Endpoint != nil {
+		carrier = redirected{carrier, c.Endpoint}
+	}
 	if sent != nil {
 		carrier = &counter{carrier, sent}
 	}
@@ -208,6 +215,23 @@ func (c *Client) options(ctx context.Context, sent *atomic.Int64) []remote.Optio
 		agent = "multihost"
 	}
 	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(carrier), remote.WithUserAgent(agent), remote.WithAuthFromKeychain(keychain{c})}
+}
+
+// redirected sends the requests to all registries to one URL.
+type redirected struct {
+	next http.RoundTripper
+	to   *url.URL
+}
+
+func (t redirected) RoundTrip(r *http.Request) (*http.Response, error) {
+	there := r.Clone(r.Context())
+	there.URL.Scheme, there.URL.Host, there.Host = t.to.Scheme, t.to.Host, ""
+	there.URL.Path = t.to.Path + "/" + r.URL.Host + r.URL.Path
+	answer, err := t.next.RoundTrip(there)
+	if answer != nil {
+		answer.Request = r // locations in the answer are relative to it
+	}
+	return answer, err
 }
 
 // A counter counts the bytes of requests.

@@ -40,6 +40,7 @@ func foreignFlag(path []string, flag string) error {
 var privateFlags = map[string]string{
 	"access-token-file": "it says who you are",
 	"iap-endpoint":      "your access token is sent there",
+	"registry-endpoint": "your access token is sent there",
 	"configuration":     "it says who you are",
 	"service-account":   "it says who the workers are",
 	"cqr-extra-args":    "it can say who the workers are",
@@ -148,7 +149,7 @@ var flagGroups = []help.Group{
 		Title: "where",
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
-		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "queue", "priority", "num-nodes", "resource", "device-type", "docker-image-pull-secret", "docker-name", "scheduler", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "registry-endpoint", "queue", "priority", "num-nodes", "resource", "device-type", "docker-image-pull-secret", "docker-name", "scheduler", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex", "flex-start", "best-effort", "guaranteed", "provisioning-model",
 			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "cluster-cpu-machine-type", "custom-cluster-arguments", "custom-nodepool-arguments", "custom-tpu-nodepool-arguments", "host-maintenance-interval", "force", "yes",
 			"internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},

@@ -2,6 +2,7 @@ package options
 
 import (
 	"cmp"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,7 @@ func WorkloadFlags() []cli.Flag {
 		&cli.StringFlag{Name: "base-docker-image", Usage: "`IMAGE` that gets the files of --script-dir in /app"},
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` with the files for --base-docker-image; the command runs in the copy"},
 		&cli.StringFlag{Name: "image-repository", Usage: "`REPOSITORY` that gets the image with multihost-agent added; none: --docker-image has it already; default: gcr.io/PROJECT/USER-runner"},
+		&cli.StringFlag{Name: "registry-endpoint", Hidden: true, Usage: "`URL` that gets the requests to all registries"},
 		&cli.StringSliceFlag{Name: "env", Usage: "set the environment variable `NAME=VALUE` for the command"},
 		&cli.StringFlag{Name: "queue", Value: workload.DefaultQueue, Usage: "local `QUEUE` of Kueue that admits the workload"},
 		&cli.StringFlag{Name: "priority", Value: workload.DefaultPriority, Usage: "priority `CLASS` of the workload"},
@@ -75,9 +77,10 @@ func WorkloadName(c *Call) string {
 // A Workload is what WorkloadFlags ask for.
 type Workload struct {
 	Spec       workload.Spec
-	Base       bool   // add the files of Dir to Spec.Image
-	Dir        string // --script-dir
-	Repository string // repository for the image; "": the default; ImageAsIs: the image stays as it is
+	Base       bool     // add the files of Dir to Spec.Image
+	Dir        string   // --script-dir
+	Registries *url.URL // gets the requests to all registries; nil: each its own
+	Repository string   // repository for the image; "": the default; ImageAsIs: the image stays as it is
 
 	NamedQueue, NamedPriority bool // the user has named them; otherwise they are defaults, which a cluster may lack
 }
@@ -140,6 +143,13 @@ func (w *Workload) readImage(c *Call, s *workload.Spec) {
 	}
 	if w.Base {
 		w.Dir = scriptDir(c)
+	}
+	if text := c.String("registry-endpoint"); text != "" {
+		to, err := url.Parse(text)
+		if err != nil || to.Host == "" {
+			c.Refuse(cmdline.Usagef("--registry-endpoint=%s: want a URL", text), "registry-endpoint")
+		}
+		w.Registries = to
 	}
 }
 

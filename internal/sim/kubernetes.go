@@ -10,6 +10,7 @@ import (
 
 	"multihost/internal/sim/cloud"
 	"multihost/internal/sim/kubeapi"
+	"multihost/internal/sim/registry"
 	"multihost/internal/sim/worker"
 )
 
@@ -18,6 +19,7 @@ type kubernetes struct {
 	dir     string
 	backend worker.Backend         // backend for the machines of pods; nil: each cluster has its own
 	agent   func() ([]byte, error) // nil: the images lack it
+	images  *registry.Registry
 
 	mu      sync.Mutex
 	servers map[string]*kubeapi.Server // by resource name of the cluster
@@ -33,7 +35,7 @@ func (k *kubernetes) Open(cluster string) (address string, ca []byte, err error)
 	if err != nil {
 		return "", nil, err
 	}
-	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: programs, Backend: k.backend, Bare: true, Token: func(string) bool { return true }})
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: programs, Image: k.images.Unpack, Backend: k.backend, Bare: true, Token: func(string) bool { return true }})
 	if err != nil {
 		return "", nil, err
 	}

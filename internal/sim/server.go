@@ -21,6 +21,7 @@ import (
 	"multihost/internal/sim/containerapi"
 	"multihost/internal/sim/groups"
 	"multihost/internal/sim/projectapi"
+	"multihost/internal/sim/registry"
 	"multihost/internal/sim/storageapi"
 	"multihost/internal/sim/tpuapi"
 	"multihost/internal/sim/wire"
@@ -32,6 +33,7 @@ type Server struct {
 	*cloud.Cloud
 	ownDir bool
 	kubes  *kubernetes
+	images *registry.Registry
 	http   *http.Server
 	cancel context.CancelCauseFunc
 	down   chan struct{} // closed when a client asks the simulator to end
@@ -83,6 +85,7 @@ func newServer(cfg cloud.Config) (*Server, error) {
 		Cloud:  &cloud.Cloud{Config: cfg, Clock: cfg.Clock, Ctx: ctx},
 		cancel: cancel,
 		down:   make(chan struct{}),
+		images: registry.New(),
 	}
 	s.Serve = s
 	return s, nil
@@ -95,7 +98,7 @@ func (s *Server) begin(ctx context.Context) error {
 	if err := s.Slices().MakeBackend(); err != nil {
 		return err
 	}
-	s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters"), agent: s.Config.Agent}
+	s.kubes = &kubernetes{dir: filepath.Join(s.Config.Dir, "clusters"), agent: s.Config.Agent, images: s.images}
 	if _, ok := s.Workers.(worker.Claimer); ok {
 		s.kubes.backend = s.Workers // pods are machines with namespaces, as TPU VMs are
 	}
@@ -204,6 +207,7 @@ func (s *Server) Env() map[string]string {
 		"MULTIHOST_FLAG_PROJECT":                               s.Config.Project, // goes before a multihost.yaml
 		"MULTIHOST_FLAG_ZONE":                                  s.Config.Zone,
 		"MULTIHOST_FLAG_IDENTITY_FILE":                         filepath.Join(s.Config.Dir, "google_compute_engine"),
+		"MULTIHOST_FLAG_REGISTRY_ENDPOINT":                     s.BaseURL + registryPath,
 		"MULTIHOST_FLAG_KNOWN_HOSTS":                           filepath.Join(s.Config.Dir, "known_hosts"),
 	}
 	if s.Config.Login {
@@ -348,6 +352,9 @@ var tpuEndpoint = endpoint{name: "tpu", limit: wire.MaxBody, serve: func(s *Serv
 
 func isCompute(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/compute/") }
 
+// registryPath is where the API serves container registries.
+const registryPath = "/registry"
+
 // ServeHTTP serves all APIs. It logs every request, applies the active faults, and passes
 // the request to the API that the path names.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -361,6 +368,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if strings.HasPrefix(r.URL.Path, relayPath) {
 		s.serveRelay(w, r)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, registryPath+"/") {
+		http.StripPrefix(registryPath, s.images).ServeHTTP(w, r)
 		return
 	}
 	if r.URL.Path == cloud.TokenPath {

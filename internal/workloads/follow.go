@@ -24,7 +24,8 @@ type FollowOptions struct {
 	// Output opens the receiver of a container's output in an attempt. The first attempt is
 	// 1. Follow opens each receiver once and closes it.
 	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
-	// Look is how often Follow asks why the workload does not run. 0 means 10 seconds.
+	// Look is how often Follow asks why the workload does not run. 0 means 10 seconds. The
+	// first time is after two seconds at most.
 	Look time.Duration
 	// Settle is how long output may still come after the end of the workload. 0 means one
 	// minute.
@@ -108,7 +109,7 @@ func (f *following) send(ctx context.Context, step func()) {
 
 func (f *following) run(ctx context.Context) (Outcome, error) {
 	f.watch(ctx)
-	looks := time.NewTicker(f.Look)
+	looks := time.NewTimer(min(f.Look, 2*time.Second))
 	defer looks.Stop()
 	var limit <-chan time.Time
 	for {
@@ -132,6 +133,7 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 			step()
 		case <-looks.C:
 			f.look(ctx)
+			looks.Reset(f.Look)
 		case <-limit:
 			f.incomplete = append(f.incomplete, fmt.Sprintf("%d outputs were still coming %s after the end", f.copies, f.Settle))
 			return f.outcome(ctx)

@@ -109,7 +109,7 @@ func (c *Call) push(ctx context.Context, o options.Workload) (string, error) {
 		defer files.Close()
 		layers = append(layers, files)
 	}
-	client := image.Client{UserAgent: c.UserAgent}
+	client := image.Client{UserAgent: c.UserAgent, Endpoint: o.Registries}
 	repository := o.Repository
 	if c.Cloud != nil {
 		client.Token = c.Cloud.Token

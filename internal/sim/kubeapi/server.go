@@ -53,6 +53,10 @@ type Config struct {
 	// name of the program.
 	Programs map[string]string
 
+	// Image writes the files of an image below the root of a machine, and returns the
+	// directory in which programs start. Nil: images are not read.
+	Image func(image, root string) (dir string, err error)
+
 	Now func() time.Time // nil: the system's clock
 }
 
@@ -114,7 +118,7 @@ func newServer(cfg Config) (*Server, error) {
 		}
 		cfg.Backend = s.own
 	}
-	s.kubelet = kubelet.New(kubelet.Config{API: podStates{st}, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Programs: cfg.Programs, Now: cfg.Now})
+	s.kubelet = kubelet.New(kubelet.Config{API: podStates{st}, Backend: cfg.Backend, Dir: filepath.Join(cfg.Dir, "kubelet"), Programs: cfg.Programs, Image: cfg.Image, Now: cfg.Now})
 	s.control = control.New(st, cfg.Now)
 	if err := s.listen(cmp.Or(cfg.Listen, "127.0.0.1:0")); err != nil {
 		return nil, errors.Join(err, s.Close())

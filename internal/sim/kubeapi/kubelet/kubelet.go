@@ -2,8 +2,8 @@
 // Each container is a machine of a worker.Backend, and its command is the machine's first
 // program. When that program ends, everything on the machine ends, as in a container.
 //
-// Images are not read: a container without a command fails like an image without a command.
-// Volumes and probes do nothing.
+// Of an image, there are only the files that Config.Image writes: a container without a
+// command fails like an image without a command. Volumes and probes do nothing.
 package kubelet
 
 import (
@@ -53,6 +53,11 @@ type Config struct {
 	// Programs has files of programs that images may have and this machine lacks, by the
 	// name of the program.
 	Programs map[string]string
+
+	// Image writes the files of an image below the root of a machine. It returns the
+	// directory in which the image starts programs; "" means the home of root. Nil: images
+	// are not read.
+	Image func(image, root string) (dir string, err error)
 
 	// RestartDelay is how long a container waits before its second restart. Each further
 	// restart doubles it. 0 means 10 s, as in a real cluster.

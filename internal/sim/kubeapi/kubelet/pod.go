@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -318,14 +319,14 @@ func (c *containerRun) start() (worker.Machine, worker.Launched, error) {
 	for i, a := range argv {
 		argv[i] = expand(a, env)
 	}
-	err = c.prepare(machine)
+	dir, err := c.prepare(machine)
 	launcher, ok := machine.(worker.Launcher)
 	if err == nil && !ok {
 		err = errors.New("these workers start no programs")
 	}
 	var process worker.Launched
 	if err == nil {
-		process, err = launcher.Launch(worker.Program{File: c.pod.k.cfg.Programs[path.Base(argv[0])], Argv: argv, Env: env, Dir: c.spec.WorkingDir})
+		process, err = launcher.Launch(worker.Program{File: c.pod.k.cfg.Programs[path.Base(argv[0])], Argv: argv, Env: env, Dir: dir})
 	}
 	if err != nil {
 		err = fmt.Errorf("failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: %w", err)
@@ -353,23 +354,35 @@ func (p *pod) addressOf(m worker.Machine) string {
 // maxMessage is the greatest length of a termination message, in bytes.
 const maxMessage = 4096
 
-// prepare makes what the container needs: the file for the termination message, and the
-// directories for volumes.
-func (c *containerRun) prepare(m worker.Machine) error {
+// prepare makes what the container needs: the file for the termination message, the
+// directories for volumes, and the files of the image. It returns the directory in which
+// the command starts.
+func (c *containerRun) prepare(m worker.Machine) (dir string, err error) {
 	root, ok := m.(worker.Rooted)
 	if !ok {
-		return errors.New("the files of these workers cannot be reached")
+		return "", errors.New("the files of these workers cannot be reached")
 	}
 	for _, v := range c.spec.VolumeMounts {
 		if err := os.MkdirAll(filepath.Join(root.Root(), v.MountPath), 0o777); err != nil {
-			return err
+			return "", err
 		}
 	}
 	file := filepath.Join(root.Root(), c.spec.TerminationMessagePath)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return err
+		return "", err
 	}
-	return os.WriteFile(file, nil, 0o666)
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		return "", err
+	}
+	if read := c.pod.k.cfg.Image; read != nil {
+		if dir, err = read(c.spec.Image, root.Root()); err != nil {
+			return "", err
+		}
+		if _, alone := m.(worker.Internal); !alone && dir != "" {
+			dir = filepath.Join(root.Root(), dir) // such machines see the files of this one
+		}
+	}
+	return cmp.Or(c.spec.WorkingDir, dir), nil
 }
 
 // message reads the termination message, while the machine still runs.
