@@ -60,7 +60,7 @@ uptime
 at=$up
 look=$((lease ? lease / 4 : 60))
 look=$((look > 60 ? 60 : look < 1 ? 1 : look))
-if ((!until && !lease)); then look=86400; fi
+if ((! until && ! lease)); then look=86400; fi
 while :; do
   uptime
   if [[ $used -nt $seen ]]; then

@@ -299,7 +299,7 @@ func TestRenew(t *testing.T) {
 	} else if _, err := c.Run(t.Context(), remote.Cmd{Line: "true", ReadOnly: true}); err != nil || signs() != 0 {
 		t.Errorf("a dry run has left %d signs, %v", signs(), err)
 	}
-	c, err := s.dial(t, d, time.Minute, false)
+	_, err := s.dial(t, d, time.Minute, false)
 	testkit.Must(t, err)
 	testkit.Eventually(t, "signs of an open connection", func() bool { return signs() > 2 })
 	s.cut()
@@ -307,9 +307,8 @@ func TestRenew(t *testing.T) {
 	testkit.Eventually(t, "signs after a cut", func() bool { return signs() > was })
 	quiet := *d
 	quiet.RenewEvery = time.Hour
-	if c, err = s.dial(t, &quiet, time.Minute, false); err != nil {
-		t.Fatal(err)
-	}
+	c, err := s.dial(t, &quiet, time.Minute, false)
+	testkit.Must(t, err)
 	var out bytes.Buffer
 	if _, err := c.Run(t.Context(), remote.Cmd{Line: "wc -l <~/signs", Stdout: &out}); err != nil || strings.TrimSpace(out.String()) == "0" {
 		t.Errorf("a command sees %q signs, %v", out.String(), err)
