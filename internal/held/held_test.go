@@ -249,19 +249,23 @@ func TestHolderEndsOnSIGTERM(t *testing.T) {
 func TestHolderEndsCommandsFirst(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		until int64
+		after int64 // seconds from now until the end; 0: SIGTERM ends it
 		want  int
-	}{{0, 143}, {time.Now().Unix() + 2, 0}} {
-		h := startHolder(t, tt.until, 0)
+	}{{0, 143}, {2, 0}} {
+		until := tt.after
+		if until > 0 {
+			until += time.Now().Unix()
+		}
+		h := startHolder(t, until, 0)
 		h.waits(t)
 		cmd := h.command(t, `trap 'echo saved >"$0/saved"; exit' TERM; while :; do sleep 0.05; done`)
-		if tt.until == 0 {
+		if tt.after == 0 {
 			testkit.Must(t, h.Process.Signal(syscall.SIGTERM))
 		}
 		h.ends(t, tt.want)
 		_ = cmd.Wait()
 		if text, err := os.ReadFile(filepath.Join(h.root, "tmp", ".multihost", "saved")); err != nil || string(text) != "saved\n" {
-			t.Errorf("until %d: the command has left %q, %v", tt.until, text, err)
+			t.Errorf("after %d s: the command has left %q, %v", tt.after, text, err)
 		}
 	}
 }
