@@ -324,7 +324,7 @@ func TestFollowThroughAPreemption(t *testing.T) {
 		}
 	}
 	if err := <-done; err != nil || got.Code() != 0 || len(got.Attempts) != 2 || got.Attempts[1].Restart != 0 || len(got.Incomplete) != 0 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("%+v, %v, %d attempts, not whole: %v", got, err, len(got.Attempts), got.Incomplete)
 	}
 	if text := o.texts()["1 s0w1"]; text != "up\nsaved\n" {
 		t.Errorf("the first attempt of s0w1 wrote %q", text)
