@@ -245,8 +245,8 @@ func (h lifeHistory) staysOrGoesWrongly() string {
 	return ""
 }
 
-// incomplete has the texts with which a command of multihost says that a log is not whole
-// on its machine, or that it leaves a running run.
+// incomplete has texts. A command of multihost prints one of them if a log is not whole on
+// its machine, or if the run continues without the command.
 var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped", "could not be asked"}
 
 func (h lifeHistory) losesLogs() string {

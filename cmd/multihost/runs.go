@@ -23,7 +23,7 @@ func psCommand() *cli.Command {
 		Name:  "ps",
 		Usage: "list the runs on the slices",
 		Description: `Lists the runs that are active on the slices, whichever machine started them, and
-says which of them no command follows. For this it asks worker 0 of every ready
+marks the runs that no command follows. For this it asks worker 0 of every ready
 slice. From the API it learns which jobs wait for slices, boot, or have ended and
 keep their slices. If no command follows a job, it says when the slices of the job
 are deleted.

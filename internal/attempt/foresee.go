@@ -96,8 +96,8 @@ func (r *forecast) ask(ctx context.Context, p *plan.Plan) error {
 	return r.foreseeFree(ctx, p)
 }
 
-// where returns the place of the user's key, from the refused request that would have added
-// it.
+// where says where the user's key would be stored. It reads this from the refused request,
+// which would have added the key.
 func where(refused *gcp.ReadOnlyError) string {
 	if refused.Method == "PATCH" {
 		return "the metadata of the slices"

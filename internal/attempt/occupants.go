@@ -6,7 +6,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// An occupant is a run that the workers know, for a runner that wants to start an attempt
+// An occupant is a run that a runner finds on the workers when it wants to start an attempt
 // there.
 type occupant struct {
 	workers.FoundRun

@@ -107,8 +107,8 @@ check() {
     read -r have _ <"$state/digest" && [[ $have == "$digest" ]] && unchanged
 }
 
-# unchanged: succeeds if the output of look_at_all equals $state/seen. One process looks at
-# all names, if they fit.
+# unchanged: succeeds if the output of look_at_all equals $state/seen. If all
+# names fit on one command line, one process looks at all of them.
 unchanged() {
   local - i count line name IFS=$'\n'
   local -a seen lines
@@ -252,8 +252,8 @@ receive_contents() {
   fi
 }
 
-# take_in COMMAND...: receives the output of COMMAND through a spool file, which this script
-# and the workers that fetch from here read meanwhile.
+# take_in COMMAND...: writes the output of COMMAND into a spool file. While the file grows,
+# this script reads it, and so do the workers that fetch from this worker.
 take_in() {
   local old pid
   [[ $token =~ ^[A-Za-z0-9]+$ ]] || fail "bad token"

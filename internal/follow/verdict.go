@@ -95,8 +95,8 @@ func SayExcused(sink event.Sink, sum *event.Summary, workers string) {
 		"%s failed within a minute after worker 0 had succeeded, by SIGABRT or with words of the distributed runtime: excused as the training's tail", workers)
 }
 
-// SayLeftBehind makes processes that the command left in the background the headline of the
-// summary.
+// SayLeftBehind warns of processes that the command left in the background. If the run
+// succeeded, the warning also becomes the headline of the summary.
 func SayLeftBehind(sink event.Sink, sum *event.Summary, processes int, ids []tpu.WorkerID, cure string) {
 	if processes == 0 {
 		return

@@ -141,8 +141,9 @@ func locked(err error) bool {
 	return errors.As(err, &e) && (strings.Contains(e.Message, "incompatible operation") || strings.Contains(e.Message, "is currently being") || strings.Contains(e.Message, "Please wait and try again"))
 }
 
-// failed returns the error of an operation that is done, or nil. It returns nil for an
-// operation that does not exist any more.
+// failed reports whether an operation is done, and returns its error. An operation that no
+// longer exists is done without error. If the operation cannot be read, done is false and
+// err says why.
 func (c *calls) failed(ctx context.Context, what, operation string) (done bool, err error) {
 	op, err := call(ctx, c, what, func(ctx context.Context, svc *container.Service) (*container.Operation, error) {
 		return svc.Projects.Locations.Operations.Get(c.parent() + "/operations/" + operation).Context(ctx).Do()

@@ -340,7 +340,8 @@ func (o Options) judgePool(s Step, w world, have, want Pool) Step {
 	return s
 }
 
-// mayLose refuses to lose a pool on which workloads run or may run.
+// mayLose refuses a step that deletes a pool on which workloads run or may run, unless
+// o.Force is set.
 func (o Options) mayLose(s Step, w world, p Pool) Step {
 	pods := w.busy[p.Name]
 	switch {

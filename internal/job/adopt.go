@@ -43,8 +43,8 @@ func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.live
 // runner has not taken it over.
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
-// losesLogs reports whether deleting the slices may delete logs of an earlier runner's
-// command that are not on this machine. The parameter tried has the number of attempts that
+// losesLogs reports whether logs may be lost if the job deletes the slices: logs that the
+// command of an earlier runner wrote, and that this machine does not have. The parameter tried has the number of attempts that
 // this command has started or taken over, and slices says whether slices exist. Perhaps
 // nobody has asked their workers yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {

@@ -31,7 +31,7 @@ func ClusterChoiceFlags() []cli.Flag {
 
 // WorkloadNameFlag names a workload, as the command's word does.
 func WorkloadNameFlag() cli.Flag {
-	return &cli.StringFlag{Name: "workload", Usage: "`NAME` of the workload, in place of the word"}
+	return &cli.StringFlag{Name: "workload", Usage: "`NAME` of the workload, in place of the argument NAME"}
 }
 
 // WorkloadFlags describe a workload.

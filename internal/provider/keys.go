@@ -81,7 +81,7 @@ func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []st
 }
 
 // DoubtKeys forgets the cached keys of a worker that has shown another key. It reports
-// whether p.HostKeys may now return something else, which is true if p is a *Keys.
+// whether it forgot any: then p.HostKeys may now return others.
 func DoubtKeys(p provision.Provider, s tpu.Slice, worker int) bool {
 	k, ok := provision.As[*Keys](p)
 	return ok && k.cache.forget(s, worker)

@@ -515,8 +515,8 @@ const probeFailed = "READY, but not all workers answer: "
 
 var errProbeOver = errors.New("no answer within the limit")
 
-// probe asks the slices whether their workers answer, and returns those of which some
-// worker does not. It takes at most one round, so that Wait notices a deletion of the
+// probe asks all workers of the slices. It returns the slices in which at least one worker
+// does not answer. It takes at most one round, so that Wait notices a deletion of the
 // resource meanwhile.
 func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missing {
 	if len(list) == 0 {

@@ -232,8 +232,9 @@ func (k rowKind) class() string {
 // labelHeight is the distance at which two labels do not touch, in pixels.
 const labelHeight = 14
 
-// labelled returns the rows whose labels fit beside the map. The first row goes before the
-// second, and so on. Each row is height pixels high.
+// labelled returns the rows whose labels fit beside the map. If two labels do not fit, the
+// row of the higher kind keeps its label. After the marked rows comes the last row, then the
+// others from the top. Each row is height pixels high.
 func labelled(rows []rowKind, height float64) []int {
 	apart := int(math.Ceil(labelHeight / height))
 	taken := make([]bool, len(rows))

@@ -374,8 +374,8 @@ func Command(d *workers.Reach, id string) string {
 	return fmt.Sprintf("%s --project=%s --zone=%s", d.Cloud.Undoing(id).Commands.Delete, d.Project, d.Zone)
 }
 
-// SayBilled warns that slices which a job has made for this run stay and are billed, or
-// says who deletes them. A user who attaches to a run or stops it may not know this.
+// SayBilled is about slices that a job made for this run. It warns that they stay and are
+// billed, or says who deletes them. A user who attaches to a run or stops it may not know this.
 func SayBilled(ctx context.Context, d *workers.Reach, run string, all []tpu.Slice, held map[string]lease.Held) {
 	if d.OnHosts() {
 		return

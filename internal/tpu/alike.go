@@ -18,8 +18,8 @@ type Alike struct {
 	Others int   // number of other texts in this group that are not shown
 }
 
-// GroupAlike groups the indexes of equal texts, in the order in which the texts first
-// occur, without empty texts. If there are more than MostAlike texts, the last group holds
+// GroupAlike groups the indexes of equal texts. It skips empty texts. The groups are in the
+// order in which their texts first occur. If there are more than MostAlike texts, the last group holds
 // all that are neither the first nor among the most frequent.
 func GroupAlike(texts []string) []Alike {
 	index := map[string]int{}

@@ -73,10 +73,10 @@ one node pool for each slice, NAME-np-0, NAME-np-1, …, in the zone:
   multihost cluster create team --tpu-type=v5litepod-16 --num-slices=2 --spot
 
 The same command again changes nothing. After an interrupt or a failure it makes
-what is missing: a node pool in state ERROR is deleted and made again. With another
---num-slices, it makes further node pools or deletes those with the highest
-numbers, after a question. A cluster or node pool with other settings is an error.
-Node pools on which workloads run stay, unless --force is given.
+what is missing: a node pool in state ERROR is deleted and made again. With a
+larger --num-slices it makes further node pools. With a smaller one it asks, then
+deletes those with the highest numbers. A cluster or node pool with other settings
+is an error. Node pools on which workloads run stay, unless --force is given.
 
 Then it installs JobSet and Kueue in the cluster, unless they are there, and makes
 the queue for workloads. Names, requests and labels are those of XPK.`,

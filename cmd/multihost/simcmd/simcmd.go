@@ -103,7 +103,7 @@ func (k Kit) up() *cli.Command {
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:0", Usage: "`ADDRESS` of the API"},
 			&cli.StringSliceFlag{Name: "slices", Usage: "slices that exist at the start, as `NAME:COUNTxTYPE`"},
 			&cli.StringFlag{Name: "backend", Value: "process", Usage: "process or netns: what workers are made of (`KIND`); netns needs Linux and root"},
-			&cli.IntFlag{Name: "ssh-port", Usage: "`PORT` of all workers; 0: 22, which gcloud's ssh and scp need, or a free one if 22 cannot be used"},
+			&cli.IntFlag{Name: "ssh-port", Usage: "`PORT` of all workers; 0: port 22 if it can be used, otherwise a free port; gcloud's ssh and scp need 22"},
 			&cli.DurationFlag{Name: "step", Value: 300 * time.Millisecond, Usage: "`TIME` that a resource stays in each state"},
 			&cli.IntFlag{Name: "quota", Usage: "`CORES` of one generation that a zone may hold; 0: no limit"},
 			&cli.StringSliceFlag{Name: "fault", Usage: "`FAULT` that the simulator has from its start"},
@@ -207,7 +207,7 @@ func (k Kit) env() *cli.Command {
 		Name:  "env",
 		Usage: "print the variables with which multihost and gcloud use the simulator",
 		Description: `For a shell: eval "$(multihost sim env)". To leave the simulator in that shell:
-eval "$(multihost sim env --unset)". This needs no simulator.`,
+eval "$(multihost sim env --unset)". --unset works without a simulator, too.`,
 		Flags: []cli.Flag{simDirFlag(), &cli.BoolFlag{Name: "unset", Usage: "print the commands that unset these variables"}},
 		Action: k.Act(func(c *Call) error {
 			c.NoWords()

@@ -127,8 +127,8 @@ type sight struct {
 	code int   // exit code after a failed prepare
 }
 
-// A first is the state of an attempt in the bucket. A worker without a record would begin
-// that attempt.
+// A first is the attempt that a worker without a record would begin, as the bucket describes
+// it.
 type first struct {
 	attempt int
 	begun   bool // this worker began the attempt before, and lost its disk

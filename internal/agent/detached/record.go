@@ -220,8 +220,9 @@ type attemptHere struct {
 	bootOf, bootIs string // the supervisor's boot, and this boot; "": not known
 }
 
-// wentDown reports whether the machine ended the attempt by shutting down, and why, even if
-// the record says something else. There are two signs. The shutdown script noted it before
+// wentDown reports whether a shutdown of the machine ended the attempt, and why. If the
+// command ended with 0, or was stopped, the answer is no. Otherwise the record may say
+// something else. There are two signs. The shutdown script noted it before
 // the end. Or nobody reported the end in the same boot, and the supervisor was killed or
 // the command died by TERM: a machine that shuts down sends TERM to all processes.
 func (a attemptHere) wentDown() (reason string, yes bool) {

@@ -12,7 +12,7 @@ const MostMessage = 4096
 // An End is how the command of a container ended. The agent writes it into the container's
 // termination message. The cluster keeps it as long as the pod object.
 type End struct {
-	Code    int       `json:"code"`              // exit status; 128+n after a death by signal n; 143 for 0 if Told is set
+	Code    int       `json:"code"`              // exit status; 128+n after a death by signal n; if Told is set, 143 in place of 0
 	Signal  string    `json:"signal,omitempty"`  // the signal that ended the command, for example SIGKILL
 	Told    string    `json:"told,omitempty"`    // the first signal that the agent passed on before the end, for example SIGTERM
 	Failure string    `json:"failure,omitempty"` // why the command could not run, or why its output is not whole
