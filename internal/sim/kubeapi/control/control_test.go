@@ -117,3 +117,20 @@ func TestExitMatch(t *testing.T) {
 		}
 	}
 }
+
+func TestAPodThatASuspendedJobDeletesIsNoFailure(t *testing.T) {
+	job := &batchv1.Job{Spec: batchv1.JobSpec{Suspend: new(true)}}
+	now := metav1.Now()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now, DeletionGracePeriodSeconds: new(int64(30)), Finalizers: []string{batchv1.JobTrackingFinalizer}}}
+	w := &jobWork{job: job}
+	w.count(pod)
+	if len(w.counted) != 1 || job.Status.Failed != 0 {
+		t.Fatalf("counted %d pods, %d as failed", len(w.counted), job.Status.Failed)
+	}
+	pod.Finalizers = nil // as unfinalize leaves it
+	job.Spec.Suspend = new(false)
+	pod.Status.Phase = corev1.PodFailed
+	if w.count(pod); job.Status.Failed != 0 {
+		t.Error("its end counts after the Job was resumed")
+	}
+}

@@ -74,7 +74,10 @@ func (w *jobWork) sync() {
 
 // count counts a pod that has ended, once.
 func (w *jobWork) count(p *corev1.Pod) {
-	if !slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) || !ended(p) {
+	// A pod that a suspended Job has deleted never counts, even if it ends after the Job was
+	// resumed.
+	unwanted := suspended(w.job) && p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
+	if !slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) || !ended(p) && !unwanted {
 		return
 	}
 	w.counted = append(w.counted, p)
