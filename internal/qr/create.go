@@ -20,6 +20,8 @@ const (
 	// acceptLimit is how long Create waits for the create operation, which normally ends
 	// within seconds. Later, Wait shows what becomes of the request.
 	acceptLimit = 2 * time.Minute
+	// acceptSilence is how long Create says nothing while it waits for that operation.
+	acceptSilence = 30 * time.Second
 	// lastReadLimit limits the one read that finds out whether a resource was made although
 	// the caller's context has ended.
 	lastReadLimit = 10 * time.Second
@@ -178,9 +180,15 @@ func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, 
 		return Resource{}, true, err
 	}
 	start := c.now()
+	said := start
 	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
-		if op.Done || c.now().Sub(start) > acceptLimit {
+		now := c.now()
+		if op.Done || now.Sub(start) > acceptLimit {
 			return true, nil
+		}
+		if now.Sub(said) >= acceptSilence {
+			said = now
+			c.emit(event.Note{Level: event.Info, Text: fmt.Sprintf("the API has not said for %s whether it accepts queued resource %s; waiting at most %s", event.Duration(now.Sub(start)), r.ID, event.Duration(acceptLimit))})
 		}
 		got, err := c.operation(ctx, svc, op.Name, what)
 		if err == nil {

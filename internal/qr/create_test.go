@@ -317,6 +317,27 @@ func TestCreateOperationThatNeverEnds(t *testing.T) {
 	c.create(request(t, nil))
 }
 
+// While nobody knows whether the API accepts a request, Create says that it waits.
+func TestARequestThatNobodyAcceptsIsNoSilence(t *testing.T) {
+	c := start(t, sim.Config{})
+	c.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		text := `{"name":"projects/p/locations/z/operations/o1"}`
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/queuedResources/q7"):
+			text = `{"name":"projects/p/locations/z/queuedResources/q7","state":{"state":"CREATING"}}`
+		case !strings.Contains(r.URL.Path, "/operations/"):
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(text))
+		return true
+	})
+	c.create(request(t, nil))
+	if !c.Log.Said(event.Info, "whether it accepts queued resource q7; waiting at most 2m") {
+		t.Errorf("nobody says why it waits: %v", c.Log.Notes())
+	}
+}
+
 // If Create is interrupted after the API has accepted the request, the caller must learn
 // that the resource exists.
 func TestInterruptedCreateSaysThatItExists(t *testing.T) {
