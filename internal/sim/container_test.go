@@ -166,13 +166,13 @@ func TestGcloudMakesAClusterForSlices(t *testing.T) {
 	g.wantTable("container node-pools list --cluster=c"+region+" --format=csv[no-heading](name,config.machineType,status)", [][]string{
 		{"default-pool,e2-standard-16,RUNNING"}, {"c-np-0,ct5lp-hightpu-4t,RUNNING"},
 	})
-	// Our client keeps the cluster and the pool, and makes only the queue.
+	// Our client keeps the cluster and the pool, and makes only what is inside.
 	cloud := gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: sim.DefaultZone, DisableAuth: true, ContainerEndpoint: s.URL() + "/", ComputeEndpoint: s.URL() + "/compute/v1/"})
 	defer cloud.Close()
 	ty, err := tpu.ParseType("v5litepod-16")
 	testkit.Must(t, err)
 	plan, err := gke.New(cloud, nil).Plan(t.Context(), gke.Options{Name: "c", Type: ty, Slices: 1, Tier: provision.Spot})
-	if err != nil || plan.Err() != nil || plan.Count(gke.Keep) != len(plan.Steps)-1 || plan.Steps[len(plan.Steps)-1].Resource != "queue" {
+	if err != nil || plan.Err() != nil || plan.Count(gke.Keep) != 2 || plan.Count(gke.Create) != 3 || plan.Steps[len(plan.Steps)-1].Resource != "queue" {
 		t.Errorf("our plan after gcloud: %v\n%s", err, plan)
 	}
 	g.run("container node-pools delete c-np-0 --quiet --cluster=c" + region)

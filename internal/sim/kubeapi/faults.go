@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"syscall"
+	"time"
 
 	"multihost/internal/sim/kubeapi/store"
 )
@@ -47,11 +49,30 @@ func (s *Server) SetAway(away bool) error {
 		s.CutExecs()
 		return err
 	case !away && server == nil:
-		if err := s.listen(addr); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.listenAgain(addr); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
 	}
 	return nil
+}
+
+// listenAgain listens at an address that the server had before. Meanwhile another program of
+// this machine may have the port for a moment, so listenAgain tries for a while.
+func (s *Server) listenAgain(addr string) error {
+	limit := time.After(10 * time.Second)
+	for {
+		err := s.listen(addr)
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-limit:
+			return err
+		case <-s.ctx.Done():
+			return http.ErrServerClosed
+		}
+	}
 }
 
 // CutExecs resets the connections of all execs.
