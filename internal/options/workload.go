@@ -45,7 +45,7 @@ func WorkloadFlags() []cli.Flag {
 		&cli.StringFlag{Name: "base-docker-image", Usage: "`IMAGE` that gets the files of --script-dir in /app"},
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` with the files for --base-docker-image; the command runs in the copy"},
 		&cli.StringFlag{Name: "image-repository", Usage: "`REPOSITORY` that gets the image with multihost-agent added; none: --docker-image has it already; default: gcr.io/PROJECT/USER-runner"},
-		&cli.StringFlag{Name: "registry-endpoint", Hidden: true, Usage: "`URL` that gets the requests to all registries"},
+		registryFlag(),
 		&cli.StringSliceFlag{Name: "env", Usage: "set the environment variable `NAME=VALUE` for the command"},
 		&cli.StringFlag{Name: "queue", Value: workload.DefaultQueue, Usage: "local `QUEUE` of Kueue that admits the workload"},
 		&cli.StringFlag{Name: "priority", Value: workload.DefaultPriority, Usage: "priority `CLASS` of the workload"},
@@ -144,13 +144,25 @@ func (w *Workload) readImage(c *Call, s *workload.Spec) {
 	if w.Base {
 		w.Dir = scriptDir(c)
 	}
-	if text := c.String("registry-endpoint"); text != "" {
-		to, err := url.Parse(text)
-		if err != nil || to.Host == "" {
-			c.Refuse(cmdline.Usagef("--registry-endpoint=%s: want a URL", text), "registry-endpoint")
-		}
-		w.Registries = to
+	w.Registries = registries(c)
+}
+
+// registryFlag is for simulators: all registries are at one address.
+func registryFlag() cli.Flag {
+	return &cli.StringFlag{Name: "registry-endpoint", Hidden: true, Usage: "`URL` that gets the requests to all registries"}
+}
+
+// registries reads registryFlag; nil: each registry is where its name says.
+func registries(c *Call) *url.URL {
+	text := c.String("registry-endpoint")
+	if text == "" {
+		return nil
 	}
+	to, err := url.Parse(text)
+	if err != nil || to.Host == "" {
+		c.Refuse(cmdline.Usagef("--registry-endpoint=%s: want a URL", text), "registry-endpoint")
+	}
+	return to
 }
 
 func readWorkloadType(c *Call, s *workload.Spec) {

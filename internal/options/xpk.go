@@ -80,6 +80,7 @@ func XPKWorkloadCreateFlags() []cli.Flag {
 		&cli.StringFlag{Name: "base-docker-image", Value: xpk.DefaultBaseImage, Usage: "without --docker-image: `IMAGE` that gets the files of --script-dir in /app"},
 		&cli.StringFlag{Name: "script-dir", Aliases: []string{"SCRIPT_DIR"}, Value: ".", Usage: "`DIR` with the files for --base-docker-image"},
 		&cli.StringFlag{Name: "image-repository", Usage: "`REPOSITORY` that gets the image with multihost-agent added; none: --docker-image has it already; default: gcr.io/PROJECT/USER-runner"},
+		registryFlag(),
 		&cli.StringFlag{Name: "docker-image-pull-secret", Usage: "`NAME` of the secret with which nodes pull the image"},
 		&cli.StringFlag{Name: "docker-name", Value: workload.DefaultContainer, Usage: "`NAME` of the container in the pods"},
 		&cli.StringFlag{Name: "priority", Value: workload.DefaultPriority, Usage: "`PRIORITY` of the workload: very-low, low, medium, high or very-high"},
@@ -164,7 +165,7 @@ func XPKClusterName(c *Call) string {
 // XPKWorkload reads the flags of XPKWorkloadCreateFlags.
 func XPKWorkload(c *Call, m Machine) Workload {
 	c.NoWords()
-	w := Workload{Repository: c.String("image-repository"), NamedPriority: c.IsSet("priority")}
+	w := Workload{Repository: c.String("image-repository"), NamedPriority: c.IsSet("priority"), Registries: registries(c)}
 	whole := c.String("docker-image")
 	w.Base = whole == ""
 	switch {

@@ -39,9 +39,9 @@ func dash(s string) string {
 // String formats a status for people.
 func (s Status) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "workload %s is %s", s.Name, s.State)
+	fmt.Fprintf(&b, "workload %s: %s", s.Name, s.State)
 	if s.Message != "" && s.State == workload.Failed {
-		b.WriteString(": " + s.Message)
+		b.WriteString(", " + s.Message)
 	}
 	b.WriteByte('\n')
 	if s.Wait != nil {

@@ -291,7 +291,7 @@ func TestStatusSaysWhyItWaits(t *testing.T) {
 		testkit.Must(t, err)
 		return st.Wait != nil && !st.Wait.Normal
 	})
-	if want := "workload w is queued\nit waits: ClusterQueue cluster-queue does not exist\ntype: multihost cluster show c\n"; st.State != workload.Queued || st.Ahead == nil || *st.Ahead != 0 || st.String() != want {
+	if want := "workload w: queued\nit waits: ClusterQueue cluster-queue does not exist\ntype: multihost cluster show c\n"; st.State != workload.Queued || st.Ahead == nil || *st.Ahead != 0 || st.String() != want {
 		t.Errorf("%+v\n%s", st, st)
 	}
 	if _, err := c.Status(t.Context(), "none"); fault.Of(err) != fault.Unavailable {
