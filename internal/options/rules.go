@@ -1,6 +1,11 @@
 package options
 
 import (
+	"fmt"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
 	"multihost/internal/qr/createflags"
@@ -23,13 +28,17 @@ func Rules(complete cmdline.CompleteRules) cmdline.Rules {
 	}
 }
 
-// foreignFlag returns the error for a flag of gcloud that the qr commands do not take, or of
-// XPK that the xpk commands do not take.
+// foreignFlag returns the error for a flag of gcloud that the qr commands do not take, of XPK
+// that the xpk commands do not take, or of a cluster that job does not take.
 func foreignFlag(path []string, flag string) error {
 	if len(path) > 0 && path[0] == "qr" {
 		if refused := createflags.Refused(flag); refused != nil {
 			return refused
 		}
+	}
+	if len(path) > 0 && path[0] == "job" && slices.ContainsFunc(KubeFlags(), func(f cli.Flag) bool { return f.Names()[0] == flag }) {
+		return &cmdline.UsageError{Err: fmt.Errorf("--%s: the slices of multihost job are VMs, not pods of a cluster", flag),
+			Advice: "in a cluster: multihost workload create --cluster=NAME, or multihost run --cluster=NAME on slices that pods hold"}
 	}
 	return xpkRefused(path, flag)
 }
