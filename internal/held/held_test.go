@@ -185,6 +185,25 @@ func TestANewPodMakesAnotherSlice(t *testing.T) {
 	}
 }
 
+// A slice whose pods were just made is young, however old its JobSet is: gc must not take it
+// for one that nobody has used.
+func TestASliceIsAsYoungAsItsPods(t *testing.T) {
+	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")}, time.Time{})
+	testkit.Must(t, err)
+	js.CreationTimestamp = metav1.Unix(1000, 0)
+	at := func(seconds int64) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.CreationTimestamp = metav1.Unix(seconds, 0) }
+	}
+	s := describe(js, []corev1.Pod{worker("0", "0", "a", at(9000)), worker("0", "1", "b", at(8000))}, provision.Commands{}).Slices[0]
+	if s.Created.Unix() != 9000 || s.Billed.Unix() != 8000 {
+		t.Errorf("made at %d, billed since %d", s.Created.Unix(), s.Billed.Unix())
+	}
+	js.Status.Restarts = 1
+	if s := describe(js, nil, provision.Commands{}).Slices[0]; s.Created.Unix() != 1000 || !s.Billed.IsZero() {
+		t.Errorf("between two pods: made at %v, billed since %v", s.Created, s.Billed)
+	}
+}
+
 // A holderRun is the program of a pod, with a directory in place of the pod's root.
 type holderRun struct {
 	*exec.Cmd

@@ -166,7 +166,8 @@ func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	return all
 }
 
-// sliceOf describes a slice, which may have no pods at the moment.
+// sliceOf describes a slice, which may have no pods at the moment. It was made when its
+// newest pod was: a slice that JobSet has made again is as young as its pods.
 func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers int) tpu.Slice {
 	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl", Remade: true}
 	running, over := 0, 0
@@ -179,6 +180,9 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 		fmt.Fprintln(id, p.UID)
 		if at := p.CreationTimestamp.Time; s.Billed.IsZero() || at.Before(s.Billed) {
 			s.Billed = at
+		}
+		if at := p.CreationTimestamp.Time; at.After(s.Created) {
+			s.Created = at
 		}
 		s.Workers = append(s.Workers, tpu.Worker{Name: p.Name, Internal: p.Status.PodIP})
 		if p.Status.Phase == corev1.PodRunning && p.Status.PodIP != "" {
