@@ -144,6 +144,9 @@ func TestLives(t *testing.T) {
 		{name: "failed", change: func(js *jobset.JobSet) {
 			js.Status.Conditions = []metav1.Condition{{Type: string(jobset.JobSetFailed), Status: metav1.ConditionTrue, Message: "jobset failed due to reaching max number of restarts"}}
 		}, life: provision.Failed, state: "Failed", failure: "jobset failed due to reaching max number of restarts"},
+		{name: "failed in the end", change: func(js *jobset.JobSet) {
+			js.Status.Restarts, js.Status.TerminalState = mostRestart, string(jobset.JobSetFailed)
+		}, pods: []corev1.Pod{ended}, life: provision.Failed, state: "Failed", slice: tpu.Making},
 		{name: "being deleted", change: func(js *jobset.JobSet) { js.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, pods: []corev1.Pod{w0, w1}, life: provision.Deleting, state: "Deleting", slice: tpu.Leaving},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -162,6 +165,9 @@ func TestLives(t *testing.T) {
 				return
 			}
 			s := res.Slices[0]
+			if again := tt.life != provision.Deleting && tt.life != provision.Failed; s.Remade != again {
+				t.Errorf("made again %t, want %t", s.Remade, again)
+			}
 			if s.Condition != tt.slice || s.Name != "t-0" || (s.Condition == tpu.Usable) != (len(s.Workers) == 2 && s.Workers[0].Name == "a") && tt.slice != tpu.Leaving && tt.slice != tpu.Ill {
 				t.Errorf("got slice %+v", s)
 			}

@@ -114,7 +114,7 @@ func lifeOf(js *jobset.JobSet, ready, seen int) (provision.Life, string) {
 	switch {
 	case js.DeletionTimestamp != nil:
 		return provision.Deleting, "Deleting"
-	case js.Status.TerminalState == string(jobset.JobSetFailed), conditionText(js, jobset.JobSetFailed) != "":
+	case failed(js):
 		return provision.Failed, "Failed"
 	case js.Spec.Suspend != nil && *js.Spec.Suspend:
 		return provision.Waiting, "Suspended"
@@ -126,6 +126,11 @@ func lifeOf(js *jobset.JobSet, ready, seen int) (provision.Life, string) {
 		return provision.Requested, "Starting"
 	}
 	return provision.Provisioning, "Starting"
+}
+
+// failed reports whether JobSet has given a JobSet up.
+func failed(js *jobset.JobSet) bool {
+	return js.Status.TerminalState == string(jobset.JobSetFailed) || conditionText(js, jobset.JobSetFailed) != ""
 }
 
 // conditionText returns what a JobSet says with a condition; "" if the condition does not hold.
@@ -169,7 +174,7 @@ func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 // sliceOf describes a slice, which may have no pods at the moment. It was made when its
 // newest pod was: a slice that JobSet has made again is as young as its pods.
 func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers int) tpu.Slice {
-	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl", Remade: true}
+	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl"}
 	running, over := 0, 0
 	id := sha256.New()
 	for i := range workers {
@@ -192,6 +197,8 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 			over++
 		}
 	}
+	// JobSet makes no pods in place of those that it deletes, and none after its last restart.
+	s.Remade = js.DeletionTimestamp == nil && !failed(js)
 	s.UID = string(js.UID) + "/" + hex.EncodeToString(id.Sum(nil))[:12]
 	switch {
 	case js.DeletionTimestamp != nil:
