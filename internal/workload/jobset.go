@@ -41,7 +41,7 @@ const (
 	AgentFile     = "/multihost-agent"        // in an image
 	PreflightFile = "/multihost-preflight.sh" // in an image, beside the agent
 	shared        = "multihost"               // name of the volume and of the init container
-	shmName       = "dshm-2"                  // quantity returns how much of a resource a container needs. The error is a *SpecError.
+	shmName       = "dshm-2"                  // name of the volume for shared memory
 	shmDir        = "/dev/shm"
 )
 

@@ -22,7 +22,7 @@ type Request struct {
 	Image func(ctx context.Context) (string, error)
 
 	// NamedQueue and NamedPriority say that the user has chosen the queue or the priority.
-	// Otherwise the workload is made without them if the cluster has no queues or lacks the
+	// Otherwise the workload is made without them if the cluster has no Kueue or lacks the
 	// default priority.
 	NamedQueue, NamedPriority bool
 

@@ -32,9 +32,10 @@ type LogOptions struct {
 	Follow    bool   // wait for a pod, and then for more output until the container has ended
 }
 
-// Logs writes the output of a worker in the newest attempt. If the pod has the agent and
-// still runs, Logs writes the exact bytes of the command, and a broken connection loses
-// none. Otherwise it writes what the node keeps. The node may have dropped the beginning.
+// Logs writes the output of a worker in the newest attempt. With Follow, if the pod has the
+// agent and still runs, Logs writes the exact bytes of the command, and a broken connection
+// loses none. Otherwise it writes what the node keeps. The node may have dropped the
+// beginning.
 func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writer) error {
 	if _, err := c.get(ctx, name); err != nil {
 		return err
