@@ -156,7 +156,7 @@ func (f *following) watch(ctx context.Context) {
 		}}
 	}
 	f.owned.Go(func() {
-		err := f.jobsets().Watch(ctx, options(kube.ListOptions{Fields: "metadata.name=" + f.js.Name}, "the workload"), func(change kube.Change[jobset.JobSet]) error {
+		err := f.jobsets().Watch(ctx, options(named(f.js), "the workload"), func(change kube.Change[jobset.JobSet]) error {
 			f.send(ctx, func() { f.changed(change) })
 			return nil
 		})

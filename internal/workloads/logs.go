@@ -13,9 +13,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 
 	"multihost/internal/agent/pod"
 	"multihost/internal/event"
@@ -37,10 +39,11 @@ type LogOptions struct {
 // loses none. Otherwise it writes what the node keeps. The node may have dropped the
 // beginning.
 func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writer) error {
-	if _, err := c.get(ctx, name); err != nil {
+	js, err := c.get(ctx, name)
+	if err != nil {
 		return err
 	}
-	p, err := c.newest(ctx, name, o)
+	p, err := c.newest(ctx, js, o)
 	if err != nil {
 		return err
 	}
@@ -72,34 +75,63 @@ func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.C
 var errFound = errors.New("found")
 
 // newest returns the newest pod of a worker. With Follow it waits for one whose command has
-// started.
-func (c *Cluster) newest(ctx context.Context, name string, o LogOptions) (*corev1.Pod, error) {
-	pods, err := c.pods(ctx, name)
+// started, until the workload has ended.
+func (c *Cluster) newest(ctx context.Context, js *jobset.JobSet, o LogOptions) (*corev1.Pod, error) {
+	absent := &AbsentError{Text: fmt.Sprintf("workload %q has no pod for %s", js.Name, o.Worker), Advice: "why, says: " + c.command("workload", "status", js.Name), kind: fault.Unavailable}
+	if count, workers, _ := workload.Shape(js); o.Worker.Slice >= count || o.Worker.Worker >= workers {
+		return nil, absent
+	}
+	pods, err := c.pods(ctx, js.Name)
 	if err != nil {
 		return nil, err
 	}
 	found := newestOf(pods, o.Worker)
-	if found != nil && (!o.Follow || begun(found)) {
+	switch {
+	case found != nil && (!o.Follow || begun(found)):
 		return found, nil
+	case !o.Follow:
+		return nil, absent
 	}
-	if !o.Follow {
-		return nil, &AbsentError{Text: fmt.Sprintf("workload %q has no pod for %s", name, o.Worker), Advice: "why, says: " + c.command("workload", "status", name), kind: fault.Unavailable}
+	event.Notef(c.Sink, event.Info, absent.Advice, "waiting for %s", o.Worker)
+	switch found, err = c.awaitPod(ctx, js, o.Worker); {
+	case err != nil:
+		return nil, err
+	case found == nil:
+		return nil, absent
 	}
-	event.Notef(c.Sink, event.Info, "why, says: "+c.command("workload", "status", name), "waiting for %s", o.Worker)
-	err = kube.Pods.In(c.Client, "").Watch(ctx, kube.WatchOptions{ListOptions: podsOf(name)}, func(change kube.Change[corev1.Pod]) error {
+	return found, nil
+}
+
+// awaitPod waits for a pod of a worker whose command has started. It returns nil if the
+// workload ends or goes without one.
+func (c *Cluster) awaitPod(ctx context.Context, js *jobset.JobSet, worker tpu.WorkerID) (found *corev1.Pod, err error) {
+	watching, stop := context.WithCancelCause(ctx)
+	var owned sync.WaitGroup
+	defer owned.Wait()
+	defer stop(nil)
+	owned.Go(func() { stop(c.finished(watching, js)) })
+	err = kube.Pods.In(c.Client, "").Watch(watching, kube.WatchOptions{ListOptions: podsOf(js.Name)}, func(change kube.Change[corev1.Pod]) error {
 		if change.Object == nil || change.Gone || !begun(change.Object) {
 			return nil
 		}
-		if p, ok := workload.PodOf(change.Object); ok && p.Worker == o.Worker {
+		if p, ok := workload.PodOf(change.Object); ok && p.Worker == worker {
 			found = change.Object
 			return errFound
 		}
 		return nil
 	})
-	if errors.Is(err, errFound) {
+	switch {
+	case errors.Is(err, errFound):
 		return found, nil
+	case !errors.Is(context.Cause(watching), errGone):
+		return nil, err
 	}
-	return nil, err
+	// The watch of pods may be behind that of the JobSet.
+	pods, err := c.pods(ctx, js.Name)
+	if p := newestOf(pods, worker); p != nil && begun(p) {
+		found = p
+	}
+	return found, err
 }
 
 // begun reports whether a container of the pod has started.

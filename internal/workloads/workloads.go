@@ -412,11 +412,26 @@ var errGone = errors.New("gone")
 
 // gone waits until a JobSet has gone. Foreground deletion keeps it until its pods have.
 func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
-	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: kube.ListOptions{Fields: "metadata.name=" + js.Name}}, there(js, new(false)))
+	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: named(js)}, there(js, new(false)))
 	if errors.Is(err, errGone) {
 		return nil
 	}
 	return err
+}
+
+// finished waits until a workload has ended or its JobSet has gone, and returns errGone.
+func (c *Cluster) finished(ctx context.Context, js *jobset.JobSet) error {
+	gone := there(js, new(false))
+	return c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: named(js)}, func(change kube.Change[jobset.JobSet]) error {
+		if change.Object != nil && change.Object.UID == js.UID && !workload.EndOf(change.Object).IsZero() {
+			return errGone
+		}
+		return gone(change)
+	})
+}
+
+func named(js *jobset.JobSet) kube.ListOptions {
+	return kube.ListOptions{Fields: "metadata.name=" + js.Name}
 }
 
 // there returns a function for a watch, which ends the watch when the JobSet has gone. It

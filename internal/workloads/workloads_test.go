@@ -278,6 +278,32 @@ func TestNoPodYet(t *testing.T) {
 	}
 }
 
+// A pod that will never be is not waited for.
+func TestLogsWaitForNoPodThatCannotCome(t *testing.T) {
+	t.Parallel()
+	c, _, said := cluster(t)
+	queueing(t, c)
+	_, err := c.Create(t.Context(), request("w"))
+	testkit.Must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	follow := func(w tpu.WorkerID) error {
+		return c.Logs(ctx, "w", workloads.LogOptions{Worker: w, Follow: true}, &bytes.Buffer{})
+	}
+	for _, w := range []tpu.WorkerID{{Slice: 2}, {Worker: 2}} {
+		if err, want := follow(w), fmt.Sprintf("workload \"w\" has no pod for %s", w); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	done := make(chan error, 1)
+	go func() { done <- follow(tpu.WorkerID{Slice: 1}) }()
+	testkit.Eventually(t, "the wait", func() bool { return said.Said(event.Info, "waiting for s1w0") })
+	testkit.Must(t, c.Delete(t.Context(), "w"))
+	if err := <-done; err == nil || err.Error() != `workload "w" has no pod for s1w0` || fault.Of(err) != fault.Unavailable {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestStatusSaysWhyItWaits(t *testing.T) {
 	t.Parallel()
 	c, _, _ := cluster(t)
