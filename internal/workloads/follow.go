@@ -113,7 +113,7 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 	defer looks.Stop()
 	var limit <-chan time.Time
 	for {
-		over := f.deleted || !workload.EndOf(f.js).IsZero()
+		over := f.over()
 		switch {
 		case f.failed != nil:
 			return Outcome{}, f.failed
@@ -143,16 +143,16 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 	}
 }
 
+// over reports whether the workload has ended, or somebody has deleted it.
+func (f *following) over() bool { return f.deleted || !workload.EndOf(f.js).IsZero() }
+
 // watch begins to watch the JobSet and its pods.
 func (f *following) watch(ctx context.Context) {
 	options := func(l kube.ListOptions, what string) kube.WatchOptions {
+		report := f.outage(what, ", and the workload goes on")
 		return kube.WatchOptions{ListOptions: l, Away: func(err error) {
 			f.send(ctx, func() { f.away = err != nil })
-			if err != nil {
-				event.Notef(f.Sink, event.Warn, "", "the cluster does not answer about %s, and the workload goes on: %v", what, err)
-			} else {
-				event.Notef(f.Sink, event.Info, "", "the cluster answers about %s again", what)
-			}
+			report(err)
 		}}
 	}
 	f.owned.Go(func() {

@@ -110,7 +110,7 @@ func (c *Cluster) awaitPod(ctx context.Context, js *jobset.JobSet, worker tpu.Wo
 	defer owned.Wait()
 	defer stop(nil)
 	owned.Go(func() { stop(c.finished(watching, js)) })
-	err = kube.Pods.In(c.Client, "").Watch(watching, kube.WatchOptions{ListOptions: podsOf(js.Name)}, func(change kube.Change[corev1.Pod]) error {
+	err = kube.Pods.In(c.Client, "").Watch(watching, kube.WatchOptions{ListOptions: podsOf(js.Name), Away: c.outage("pods", "")}, func(change kube.Change[corev1.Pod]) error {
 		if change.Object == nil || change.Gone || !begun(change.Object) {
 			return nil
 		}

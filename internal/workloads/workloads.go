@@ -399,6 +399,7 @@ func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 		}
 	}
 	for _, js := range all {
+		event.Notef(c.Sink, event.Info, "if that takes long, see why: "+c.command("workload", "status", js.Name), "waiting until the pods of workload %s have ended", js.Name)
 		if err := c.gone(ctx, js); err != nil {
 			return err
 		}
@@ -407,12 +408,24 @@ func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 	return nil
 }
 
+// outage returns a function that reports outages of a watch. meanwhile follows what the
+// cluster does not answer about.
+func (c *Cluster) outage(what, meanwhile string) func(error) {
+	return func(err error) {
+		if err != nil {
+			event.Notef(c.Sink, event.Warn, "", "the cluster does not answer about %s%s: %v", what, meanwhile, err)
+		} else {
+			event.Notef(c.Sink, event.Info, "", "the cluster answers about %s again", what)
+		}
+	}
+}
+
 // errGone ends a watch.
 var errGone = errors.New("gone")
 
 // gone waits until a JobSet has gone. Foreground deletion keeps it until its pods have.
 func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
-	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: named(js)}, there(js, new(false)))
+	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: named(js), Away: c.outage("the workload", "")}, there(js, new(false)))
 	if errors.Is(err, errGone) {
 		return nil
 	}

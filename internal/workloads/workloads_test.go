@@ -154,7 +154,7 @@ func TestAWorkloadIsMadeListedAndDeleted(t *testing.T) {
 	if err := c.Delete(t.Context(), "w"); err != nil {
 		t.Fatal(err)
 	}
-	if rows, err := c.List(t.Context()); err != nil || len(rows) != 0 || !said.Said(event.Info, "deleted workload w") {
+	if rows, err := c.List(t.Context()); err != nil || len(rows) != 0 || !said.Said(event.Info, "waiting until the pods of workload w have ended") || !said.Said(event.Info, "deleted workload w") {
 		t.Errorf("%+v, %v", rows, err)
 	}
 }
