@@ -5,9 +5,16 @@ import (
 	"io"
 
 	corev1 "k8s.io/api/core/v1"
+	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 )
 
 // Exec runs a command in the first container of a pod.
 func (c *Cluster) Exec(ctx context.Context, p *corev1.Pod, command []string) (int, error) {
 	return c.exec(ctx, p, p.Spec.Containers[0].Name, command, io.Discard, io.Discard)
+}
+
+// Explain does what Follow does from time to time. The last report was why.
+func (c *Cluster) Explain(ctx context.Context, js *jobset.JobSet, why string) {
+	f := &following{Cluster: c, js: js, why: why}
+	f.look(ctx)
 }

@@ -290,7 +290,7 @@ func (f *following) last(ctx context.Context) error {
 
 // look reports why the workload does not run, if the reason has changed.
 func (f *following) look(ctx context.Context) {
-	if f.away {
+	if f.away || f.over() {
 		return
 	}
 	queued, err := f.queued(ctx)

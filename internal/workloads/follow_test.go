@@ -97,6 +97,18 @@ func TestFollowToSuccess(t *testing.T) {
 	}
 }
 
+// Output may come after the end of the workload. The command runs on no worker then.
+func TestNobodyIsToldThatAnEndedCommandRuns(t *testing.T) {
+	t.Parallel()
+	c, s, said := cluster(t)
+	js := submit(t, c, s, func(spec *workload.Spec) { spec.Command = "true" })
+	js.Status.Conditions = []metav1.Condition{{Type: string(jobset.JobSetCompleted), Status: metav1.ConditionTrue, LastTransitionTime: metav1.Now()}}
+	c.Explain(t.Context(), js, "a reason")
+	if said.Said(event.Info, "the command runs on all workers") {
+		t.Error("the command is said to run")
+	}
+}
+
 // One worker fails, and the cluster deletes the pods of the others. Their last bytes still
 // arrive, because their agents wait for the follower.
 func TestFollowToAFailure(t *testing.T) {
