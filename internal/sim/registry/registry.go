@@ -223,6 +223,10 @@ func write(root *os.Root, file string, head *tar.Header, content io.Reader) erro
 	if err := root.MkdirAll(path.Dir(file), 0o777); err != nil {
 		return err
 	}
+	// A file of a later layer replaces one of an earlier layer.
+	if err := root.RemoveAll(file); err != nil {
+		return err
+	}
 	switch head.Typeflag {
 	case tar.TypeSymlink:
 		return root.Symlink(head.Linkname, file)

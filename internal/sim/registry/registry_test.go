@@ -29,6 +29,7 @@ func files(t *testing.T, content string) *image.Layer {
 	t.Helper()
 	dir := t.TempDir()
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "train.py"), []byte(content), 0o644))
+	testkit.Must(t, os.Symlink("train.py", filepath.Join(dir, "main.py")))
 	tree, err := codesync.Scan(t.Context(), codesync.Options{Dir: dir, Sink: event.Discard, ReadOnly: true})
 	testkit.Must(t, err)
 	l, err := image.Files(t.Context(), tree, t.TempDir())
@@ -71,6 +72,9 @@ func TestLayersAreMounted(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, dir, "train.py"))
 	if dir != image.Dir || err != nil || string(text) != "second" {
 		t.Errorf("%q, %q, %v", dir, text, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(root, dir, "main.py")); err != nil || string(text) != "second" {
+		t.Errorf("%q, %v", text, err)
 	}
 }
 
