@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 
 	"multihost/internal/codesync"
 	"multihost/internal/event"
@@ -81,6 +82,12 @@ func (o output) Write(p []byte) (int, error) {
 
 func (o output) Close() error { return nil }
 
+// defaultRepository returns the repository for images of a user. The registry writes a
+// project of a domain, such as example.com:p, as a path.
+func defaultRepository(project, user string) string {
+	return "gcr.io/" + strings.Replace(project, ":", "/", 1) + "/" + user + "-runner"
+}
+
 // push adds multihost-agent and the user's files to the image, and returns the name of the
 // new image.
 func (c *Call) push(ctx context.Context, o options.Workload) (string, error) {
@@ -113,7 +120,7 @@ func (c *Call) push(ctx context.Context, o options.Workload) (string, error) {
 	repository := o.Repository
 	if c.Cloud != nil {
 		client.Token = c.Cloud.Token
-		repository = cmp.Or(repository, "gcr.io/"+c.Cloud.Project()+"/"+c.Machine.User+"-runner")
+		repository = cmp.Or(repository, defaultRepository(c.Cloud.Project(), c.Machine.User))
 	}
 	base, err := client.Find(ctx, o.Spec.Image)
 	if err != nil {
