@@ -14,7 +14,6 @@ import (
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 
 	"multihost/internal/event"
-	"multihost/internal/fault"
 	"multihost/internal/kube"
 	"multihost/internal/workload"
 )
@@ -334,14 +333,11 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 		}
 	}
 	// The pod that failed may have gone. Its Job has the reason.
-	jobs, _, err := kube.Jobs.In(f.Client, "").List(ctx, podsOf(f.js.Name))
-	if err != nil && fault.Of(err) != fault.Permission {
-		return o, err
-	}
-	if p := failedFirst(jobs); p != nil {
+	p, err := f.failedFirst(ctx, f.js)
+	if p != nil {
 		o.Failure = &workload.Failure{Pod: *p}
 	}
-	return o, nil
+	return o, err
 }
 
 // String describes an outcome, as a verdict.

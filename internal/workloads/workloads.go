@@ -22,7 +22,6 @@ import (
 	"strings"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	jobset "sigs.k8s.io/jobset/api/jobset/v1alpha2"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -361,25 +360,27 @@ func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error
 			return nil
 		}
 	}
-	jobs, _, err := kube.Jobs.In(c.Client, "").List(ctx, podsOf(js.Name))
-	if err != nil {
-		return err
-	}
-	if first := failedFirst(jobs); first != nil {
+	first, err := c.failedFirst(ctx, js)
+	if first != nil {
 		f := workload.Failure{Pod: *first}
 		s.Attempts = append(s.Attempts, Attempt{Number: len(s.Attempts) + 1, Restart: first.Restart, Failure: f.String(), Pods: []Pod{podRow(*first)}})
 	}
-	return nil
+	return err
 }
 
-// failedFirst returns what the Jobs say of the pod that failed first, or nil.
-func failedFirst(jobs []batchv1.Job) (first *workload.Pod) {
+// failedFirst returns what the Jobs of a workload say of the pod that failed first. It
+// returns nil if they do not say it, or if the user may not read them.
+func (c *Cluster) failedFirst(ctx context.Context, js *jobset.JobSet) (first *workload.Pod, err error) {
+	jobs, _, err := kube.Jobs.In(c.Client, "").List(ctx, podsOf(js.Name))
+	if err != nil && fault.Of(err) != fault.Permission {
+		return nil, err
+	}
 	for i := range jobs {
 		if p, ok := workload.JobFailure(&jobs[i]); ok && (first == nil || p.Ended.Before(first.Ended)) {
 			first = &p
 		}
 	}
-	return first
+	return first, nil
 }
 
 // Delete deletes workloads, all of which must exist, and returns when they and their pods

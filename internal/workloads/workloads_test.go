@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -301,6 +302,21 @@ func TestLogsWaitForNoPodThatCannotCome(t *testing.T) {
 	testkit.Must(t, c.Delete(t.Context(), "w"))
 	if err := <-done; err == nil || err.Error() != `workload "w" has no pod for s1w0` || fault.Of(err) != fault.Unavailable {
 		t.Errorf("%v", err)
+	}
+}
+
+// Who may not read Jobs still gets the status of a failed workload.
+func TestJobsThatNobodyMayRead(t *testing.T) {
+	t.Parallel()
+	c, s, _ := cluster(t)
+	js := &jobset.JobSet{ObjectMeta: metav1.ObjectMeta{Name: "w"}}
+	s.FailRequests(http.StatusForbidden, 1)
+	if p, err := c.FailedFirst(t.Context(), js); p != nil || err != nil {
+		t.Errorf("%+v, %v", p, err)
+	}
+	s.FailRequests(http.StatusUnprocessableEntity, 1)
+	if p, err := c.FailedFirst(t.Context(), js); err == nil {
+		t.Errorf("%+v, and no error", p)
 	}
 }
 
