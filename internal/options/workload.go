@@ -34,6 +34,10 @@ func WorkloadNameFlag() cli.Flag {
 	return &cli.StringFlag{Name: "workload", Usage: "`NAME` of the workload, in place of the argument NAME"}
 }
 
+func registryFlag() cli.Flag {
+	return &cli.StringFlag{Name: "registry-endpoint", Hidden: true, Usage: "`URL` that gets the requests to all registries"}
+}
+
 // WorkloadFlags describe a workload.
 func WorkloadFlags() []cli.Flag {
 	return slices.Concat([]cli.Flag{WorkloadNameFlag()}, ClusterChoiceFlags(), []cli.Flag{
@@ -92,7 +96,8 @@ func WorkloadOf(c *Call, m Machine) Workload {
 		Queue: c.String("queue"), Priority: c.String("priority"), MaxRestarts: c.Int("max-restarts"),
 		TTL: c.Int("ttl-seconds-after-finished"), Grace: c.Int("termination-grace-period-seconds"),
 	}
-	w := Workload{Repository: c.String("image-repository"), NamedQueue: c.IsSet("queue"), NamedPriority: c.IsSet("priority")}
+	w := Workload{NamedQueue: c.IsSet("queue"), NamedPriority: c.IsSet("priority")}
+	w.readRegistry(c)
 	w.readImage(c, &s)
 	readWorkloadType(c, &s)
 	readWorkloadLists(c, &s)
@@ -136,13 +141,18 @@ func (w *Workload) readImage(c *Call, s *workload.Spec) {
 	case w.Base && w.Repository == ImageAsIs:
 		c.Refuse(cmdline.Usagef("--base-docker-image gets files, so it needs a repository: leave out --image-repository=%s", ImageAsIs), "base-docker-image", "image-repository")
 	}
+	if w.Base {
+		w.Dir = scriptDir(c)
+	}
+}
+
+// readRegistry reads --image-repository and --registry-endpoint.
+func (w *Workload) readRegistry(c *Call) {
+	w.Repository = c.String("image-repository")
 	if w.Repository != "" && w.Repository != ImageAsIs {
 		if err := image.CheckRepository(w.Repository); err != nil {
 			c.Refuse(&cmdline.UsageError{Err: err}, "image-repository")
 		}
-	}
-	if w.Base {
-		w.Dir = scriptDir(c)
 	}
 	w.Registries = registries(c)
 }

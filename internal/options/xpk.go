@@ -10,7 +10,6 @@ import (
 	"multihost/internal/config"
 	"multihost/internal/event"
 	"multihost/internal/gke"
-	"multihost/internal/image"
 	"multihost/internal/workload"
 	"multihost/internal/xpk"
 )
@@ -165,16 +164,12 @@ func XPKClusterName(c *Call) string {
 // XPKWorkload reads the flags of XPKWorkloadCreateFlags.
 func XPKWorkload(c *Call, m Machine) Workload {
 	c.NoWords()
-	w := Workload{Repository: c.String("image-repository"), NamedPriority: c.IsSet("priority"), Registries: registries(c)}
+	w := Workload{NamedPriority: c.IsSet("priority")}
+	w.readRegistry(c)
 	whole := c.String("docker-image")
 	w.Base = whole == ""
-	switch {
-	case w.Base && w.Repository == ImageAsIs:
+	if w.Base && w.Repository == ImageAsIs {
 		c.Refuse(cmdline.Usagef("--image-repository=%s: without --docker-image, the files of --script-dir go into an image that is pushed to a repository", ImageAsIs), "image-repository")
-	case w.Repository != "" && w.Repository != ImageAsIs:
-		if err := image.CheckRepository(w.Repository); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: err}, "image-repository")
-		}
 	}
 	if w.Base {
 		w.Dir, whole = scriptDir(c), c.String("base-docker-image")

@@ -176,6 +176,16 @@ func TestDocumentedWorkloads(t *testing.T) {
 	}
 }
 
+// The simulator sets --registry-endpoint. Without it, images of simulated workloads would be
+// read from real registries and pushed there.
+func TestRegistryEndpoint(t *testing.T) {
+	t.Parallel()
+	r, err := read(t, "xpk workload create --cluster team --workload w --command true --tpu-type=v4-8 --registry-endpoint=http://127.0.0.1:1/registry")
+	if err != nil || r.workload.Registries == nil || r.workload.Registries.Host != "127.0.0.1:1" {
+		t.Errorf("%v, %v", r.workload.Registries, err)
+	}
+}
+
 // The other documented command lines are read, or refused by name.
 func TestOtherDocumentedLines(t *testing.T) {
 	t.Parallel()
