@@ -158,6 +158,8 @@ func (p *problems) poolArguments(c *Cluster) {
 			switch {
 			case a.name == "spot":
 				c.Spot = true
+			case a.name == "reservation" && a.value == "": // the slices would be on demand
+				p.add(given.flag, "", "--%s: --reservation has no name", given.flag)
 			case a.name == "reservation":
 				c.Reservation = a.value
 			case a.name == "reservation-affinity" && a.value == "specific":

@@ -63,6 +63,7 @@ func TestClusterOptions(t *testing.T) {
 		{name: "spot pools", set: func(c *xpk.Cluster) { c.PoolArguments = "--spot" }},
 		{name: "spot twice", set: func(c *xpk.Cluster) { c.PoolArguments, c.Flex = "--spot", true }, wrong: "flex: --spot and --flex exclude each other"},
 		{name: "reserved pools", set: func(c *xpk.Cluster) { c.OldPoolArguments = "--reservation-affinity=specific --reservation=r" }},
+		{name: "a reservation without a name", set: func(c *xpk.Cluster) { c.PoolArguments = "--spot --reservation=" }, wrong: "custom-nodepool-arguments: --custom-nodepool-arguments: --reservation has no name"},
 		{name: "no name", set: func(c *xpk.Cluster) { c.Name = "" }, wrong: "cluster: which cluster? --cluster is missing"},
 		{name: "bad name", set: func(c *xpk.Cluster) { c.Name = "A" }, wrong: "cluster: "},
 		{name: "long name", set: func(c *xpk.Cluster) { c.Name = strings.Repeat("c", 40) }, wrong: "more than 40 characters"},
