@@ -265,18 +265,21 @@ after a question. --force answers it.`,
 
 // deleteWorkloads deletes the workload with the name one, or all that f chooses.
 func (c *Call) deleteWorkloads(cluster *workloads.Cluster, one string, f xpk.Filter) error {
-	rows, err := chosen(c.Context, cluster, f)
+	var rows []workloads.Row
+	var err error
+	if one == "" {
+		rows, err = chosen(c.Context, cluster, f)
+	} else {
+		var s workloads.Status
+		s, err = cluster.Status(c.Context, one)
+		rows = append(rows, s.Row)
+	}
 	if err != nil {
 		return err
 	}
-	names := []string{one}
-	if one == "" {
-		names = nil
-		for _, r := range rows {
-			names = append(names, r.Name)
-		}
-	} else {
-		rows = slices.DeleteFunc(rows, func(r workloads.Row) bool { return r.Name != one })
+	var names []string
+	for _, r := range rows {
+		names = append(names, r.Name)
 	}
 	all := strings.Join(names, ", ")
 	switch {
