@@ -55,7 +55,7 @@ func Command(k Kit) *cli.Command {
 		Description: `A command line of XPK works when you type "multihost xpk" in place of "xpk" or
 "python3 xpk.py". multihost and XPK can share a cluster: they have the same names,
 labels, queue and priorities. A flag that multihost does not serve is an error.
---quiet answers questions with yes, and shows less.`,
+--quiet on the command line answers questions with yes, and shows less.`,
 		Subcommands: []*cli.Command{
 			k.Group(cli.Command{
 				Name: "cluster", Usage: "make, list and delete clusters, as XPK does",
@@ -85,8 +85,12 @@ func (k Kit) act(command string, f func(c *Call) error) cli.ActionFunc {
 	})
 }
 
-// sure reports whether the user wants no question.
-func (c *Call) sure() bool { return c.Bool("force") || c.Bool("quiet") }
+// sure reports whether the user wants no question. --quiet is an answer only on the command
+// line: a file or a variable that has it says how much is shown.
+func (c *Call) sure() bool {
+	_, typed := c.Typed["quiet"]
+	return c.Bool("force") || typed && c.Bool("quiet")
+}
 
 func (k Kit) clusterCreate() *cli.Command {
 	return k.Command(cli.Command{
