@@ -23,7 +23,7 @@ import (
 	"multihost/internal/ui"
 )
 
-// A Kit is what the program gives to the commands of the simulator.
+// A Kit is what the program gives to the commands.
 type Kit struct {
 	// Command completes a command with the kinds of errors with which it can end.
 	Command func(cli.Command, ...fault.Kind) *cli.Command

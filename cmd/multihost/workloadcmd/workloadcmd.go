@@ -27,7 +27,7 @@ import (
 	"multihost/internal/workloads"
 )
 
-// A Kit is what the program gives to the commands for workloads.
+// A Kit is what the program gives to the commands.
 type Kit struct {
 	// Command completes a command: it adds the kinds of errors with which the command can
 	// end. Follower does the same for a command that can also end with the exit status of
