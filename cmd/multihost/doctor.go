@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"multihost/internal/cmdline"
 	"multihost/internal/doctor"
 	"multihost/internal/event"
 	"multihost/internal/gce"
@@ -132,10 +133,18 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 		}
 		return d.Visit(ctx, sel, only)
 	}
-	for _, flag := range []string{"project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port", "cluster", "kubeconfig", "context", "namespace"} {
-		if _, typed := s.typed[flag]; typed {
-			o.Again = append(o.Again, "--"+flag+"="+fmt.Sprint(c.Flags.Value(flag)))
-		}
-	}
+	o.Again = again(c, "project", "zone", "configuration", "profile", "access-token-file", "ip", "user", "identity-file", "ssh-proxy-jump", "ssh-config", "ssh-port", "cluster", "kubeconfig", "context", "namespace")
 	return o, nil
+}
+
+// again returns which of the flags that were typed, of those named, other commands need too.
+func again(c *call, flags ...string) func(words ...string) []string {
+	return func(words ...string) (line []string) {
+		for _, flag := range flags {
+			if _, typed := c.Typed[flag]; typed && cmdline.HasFlag(c.Flags.App, words, flag) {
+				line = append(line, "--"+flag+"="+fmt.Sprint(c.Flags.Value(flag)))
+			}
+		}
+		return line
+	}
 }

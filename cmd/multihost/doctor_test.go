@@ -211,7 +211,8 @@ func TestDoctorsCuresCure(t *testing.T) {
 		check: doctor.CheckPermissions, level: doctor.Warning, says: "tpu.nodes.create lacking, for qr create and job; roles/tpu.admin has it",
 		cure: "gcloud projects add-iam-policy-binding multihost-sim --member=user:you@multihost.example --role=roles/tpu.admin",
 	}, {
-		story: "there is no network yet", plant: func(*testing.T, *troubleLab) {},
+		// network create has no --ip.
+		story: "there is no network yet", plant: func(*testing.T, *troubleLab) {}, args: []string{"--ip=external"},
 		check: doctor.CheckNetwork, level: doctor.Warning, says: "no network mtu9k", cure: "multihost network create mtu9k",
 	}, {
 		story: "a quota is too small", plant: withFault("quota cores=24"), args: []string{"--tpu-type=v4-16"},

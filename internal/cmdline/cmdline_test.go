@@ -436,3 +436,23 @@ func TestPage(t *testing.T) {
 		t.Errorf("paths: %q", paths)
 	}
 }
+
+func TestHasFlag(t *testing.T) {
+	app := tool(nil).App
+	for _, tt := range []struct {
+		words, flag string
+		want        bool
+	}{
+		{"bake", "hot", true},
+		{"bake", "HOT", true},
+		{"bake rye --count=2", "quiet", true},
+		{"check hot", "hot", false},
+		{"shop open", "strict", false},
+		{"shop open", "config", true},
+		{"unknown", "hot", false},
+	} {
+		if got := HasFlag(app, strings.Fields(tt.words), tt.flag); got != tt.want {
+			t.Errorf("%s has --%s: %t", tt.words, tt.flag, got)
+		}
+	}
+}

@@ -153,6 +153,20 @@ func FindCommand(commands []*cli.Command, path ...string) (found *cli.Command) {
 	return found
 }
 
+// HasFlag reports whether the command with which words begin has a flag. The app's own flags
+// are flags of every command.
+func HasFlag(app *cli.App, words []string, flag string) bool {
+	flags, commands := app.Flags, app.Commands
+	for _, word := range words {
+		c := FindCommand(commands, word)
+		if c == nil {
+			break
+		}
+		flags, commands = slices.Concat(flags, c.Flags), c.Subcommands
+	}
+	return slices.ContainsFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), flag) })
+}
+
 // Walk visits every command, with groups and hidden ones, and its path: "qr create".
 func Walk(commands []*cli.Command, visit func(path string, c *cli.Command)) {
 	walk(commands, "", visit)

@@ -169,14 +169,14 @@ func (e clusterChecks) completes() string {
 	if e.Cluster.Name == "" {
 		return "an administrator of the cluster installs it: https://jobset.sigs.k8s.io and https://kueue.sigs.k8s.io"
 	}
-	return "the command that made the cluster completes it:"
+	return "the command that made the cluster completes it, with the same flags:"
 }
 
 func (e clusterChecks) completion() string {
 	if e.Cluster.Name == "" {
 		return ""
 	}
-	return e.command("cluster", "create", e.Cluster.Name)
+	return e.command("cluster", "create", e.Cluster.Name, "--tpu-type=TYPE", "--num-slices=N")
 }
 
 // checkQueue looks for the queue of workloads, and checks whether Kueue admits anything
@@ -297,7 +297,7 @@ func (e clusterChecks) checkPools(ctx context.Context) {
 			if p.Reason != "" {
 				text += ": " + p.Reason
 			}
-			e.add(Finding{Check: CheckPools, Level: Error, Text: text, Advice: "the command that made the cluster makes the pool again:", Cure: e.completion()})
+			e.add(Finding{Check: CheckPools, Level: Error, Text: text, Advice: "the command that made the cluster makes the pool again, with the same flags:", Cure: e.completion()})
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/pem"
 	"net/http"
@@ -17,11 +18,13 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/gke"
 	"multihost/internal/kube"
 )
 
-// clusterOf returns the findings for a cluster whose API server is h.
-func clusterOf(t *testing.T, h http.Handler) Report {
+// clusterOf returns the findings for a cluster whose API server is h. GKE knows the cluster
+// if it has a name.
+func clusterOf(t *testing.T, name string, h http.Handler) Report {
 	t.Helper()
 	s := httptest.NewTLSServer(h)
 	t.Cleanup(s.Close)
@@ -31,7 +34,13 @@ func clusterOf(t *testing.T, h http.Handler) Report {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	r, err := Examine(t.Context(), Options{Cluster: &Cluster{Client: c}, Sink: event.Discard, Clock: gcp.SystemClock})
+	r, err := Examine(t.Context(), Options{
+		Cluster: &Cluster{Name: name, Client: c, Show: func(context.Context, string) (gke.Info, error) {
+			return gke.Info{Name: name, State: "RUNNING", Pools: []gke.Pool{{Name: name + "-np-0", State: "ERROR"}}}, nil
+		}},
+		Again: func(words ...string) []string { return []string{"--of=" + strings.Join(words[:2], "-")} },
+		Sink:  event.Discard, Clock: gcp.SystemClock,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +55,7 @@ func answer(w http.ResponseWriter, code int, v any) {
 
 func TestAClusterWithoutJobSetAndRights(t *testing.T) {
 	t.Parallel()
-	r := clusterOf(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	r := clusterOf(t, "", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/version":
 			answer(w, 200, map[string]string{"gitVersion": "v1.35.4"})
@@ -81,9 +90,23 @@ func TestAClusterWithoutJobSetAndRights(t *testing.T) {
 	}
 }
 
+// The commands in findings have the flags that Again returns for them.
+func TestAClusterOfGKEWithoutJobSet(t *testing.T) {
+	t.Parallel()
+	text := clusterOf(t, "c", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, 404, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: 404})
+	})).String()
+	const cure = "with the same flags:\n          cure: multihost cluster create c --tpu-type=TYPE --num-slices=N --of=cluster-create\n"
+	for _, check := range []string{"node pools: node pool c-np-0 is ERROR", "jobset: ", "kueue: "} {
+		if _, after, found := strings.Cut(text, check); !found || !strings.Contains(strings.Join(strings.SplitAfter(after, "\n")[:3], ""), cure) {
+			t.Errorf("want the cure of %q in:\n%s", check, text)
+		}
+	}
+}
+
 func TestAClusterThatRefusesTheUser(t *testing.T) {
 	t.Parallel()
-	r := clusterOf(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	r := clusterOf(t, "", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, 401, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonUnauthorized, Code: 401})
 	}))
 	if r.Errors != 1 || !strings.Contains(r.String(), "error   api server: ") || r.OK > 0 {

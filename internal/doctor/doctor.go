@@ -182,8 +182,11 @@ type Options struct {
 	// pins on this machine nor scripts on workers.
 	Visit func(ctx context.Context, id *sshkey.Identity, sel tpu.Selection, logins map[string]string, only func(tpu.WorkerID) bool) (*workers.Visit, error)
 
-	Again []string // flags of this command that the commands in findings need too
-	Fix   bool     // make the safe corrections: see Finding.Fixable
+	// Again returns the flags of this command that another command of multihost needs too, of
+	// those that it has. words are its name and what follows. Nil: none.
+	Again func(words ...string) []string
+
+	Fix   bool // make the safe corrections: see Finding.Fixable
 	Sink  event.Sink
 	Clock gcp.Clock
 }
@@ -419,9 +422,16 @@ func groupOf(check string) string {
 	return ""
 }
 
-// command returns a command line of multihost with the flags in Options.Again.
+// command returns a command line of multihost with the flags of Options.Again.
 func (e *examination) command(words ...string) string {
-	return remote.CommandLine(append(append([]string{"multihost"}, words...), e.Again...)...)
+	return remote.CommandLine(slices.Concat([]string{"multihost"}, words, e.flagsOf(words...))...)
+}
+
+func (e *examination) flagsOf(words ...string) []string {
+	if e.Again == nil {
+		return nil
+	}
+	return e.Again(words...)
 }
 
 // doctorAgain returns this command with --fix.

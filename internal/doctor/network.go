@@ -164,9 +164,10 @@ func freeName(info network.Info, name string) string {
 	return free
 }
 
-// again returns a command line with the flags in Options.Again.
+// again returns a command line of multihost with the flags of Options.Again.
 func (e *examination) again(line string) string {
-	return strings.TrimSpace(line + " " + remote.CommandLine(e.Again...))
+	words := strings.Fields(strings.TrimPrefix(line, "multihost "))
+	return strings.TrimSpace(line + " " + remote.CommandLine(e.flagsOf(words...)...))
 }
 
 // checkWorkerRules checks that the rules let machines of the subnetwork reach each other.

@@ -105,7 +105,7 @@ func (e *examination) exec(ids []tpu.WorkerID, sudo bool, words ...string) strin
 	if sudo {
 		line = append(line, "--sudo")
 	}
-	line = append(line, e.Again...)
+	line = append(line, e.flagsOf("exec")...)
 	return remote.CommandLine(append(line, "--")...) + " " + remote.CommandLine(words...)
 }
 
