@@ -26,7 +26,8 @@ type Cluster struct {
 	Name string
 	Show func(ctx context.Context, name string) (gke.Info, error)
 
-	Client *kube.Client
+	Client  *kube.Client
+	Kubectl []string // the flags with which kubectl uses the cluster
 }
 
 // clusterChecks are the checks of a cluster whose pods are workers.
@@ -42,11 +43,7 @@ func (e clusterChecks) all() []func(context.Context) {
 
 // kubectl returns a command line of kubectl.
 func (e clusterChecks) kubectl(words ...string) string {
-	line := []string{"kubectl"}
-	if c := e.Cluster.Client.Context(); c != "" {
-		line = append(line, "--context="+c)
-	}
-	return remote.CommandLine(append(line, words...)...)
+	return remote.CommandLine(slices.Concat([]string{"kubectl"}, e.Cluster.Kubectl, words)...)
 }
 
 // checkAPI asks the API server for its version.

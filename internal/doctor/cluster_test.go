@@ -35,7 +35,7 @@ func clusterOf(t *testing.T, name string, h http.Handler) Report {
 	}
 	t.Cleanup(c.Close)
 	r, err := Examine(t.Context(), Options{
-		Cluster: &Cluster{Name: name, Client: c, Show: func(context.Context, string) (gke.Info, error) {
+		Cluster: &Cluster{Name: name, Client: c, Kubectl: []string{"--context=k"}, Show: func(context.Context, string) (gke.Info, error) {
 			return gke.Info{Name: name, State: "RUNNING", Pools: []gke.Pool{{Name: name + "-np-0", State: "ERROR"}}}, nil
 		}},
 		Again: func(words ...string) []string { return []string{"--of=" + strings.Join(words[:2], "-")} },
@@ -76,7 +76,7 @@ func TestAClusterWithoutJobSetAndRights(t *testing.T) {
 	for _, want := range []string{
 		"Kubernetes v1.35.4",
 		`error   rights: missing in namespace "default": create pods/exec (run commands on workers), get pods/exec (run commands on workers)`,
-		"cure: kubectl auth can-i --list --namespace=default",
+		"cure: kubectl --context=k auth can-i --list --namespace=default",
 		"error   jobset: the cluster does not serve JobSet",
 		"warning kueue: the cluster does not serve ClusterQueue",
 		"warning nodes: no node has TPU chips",

@@ -88,6 +88,12 @@ func (c *Client) Show(ctx context.Context, name string) (Info, error) {
 	return i, context.Cause(ctx)
 }
 
+// Context returns the name of the context that gcloud container clusters get-credentials
+// adds to kubectl's configuration for a cluster.
+func (c *Client) Context(name string) string {
+	return strings.Join([]string{"gke", c.gcp.Project(), c.region(), name}, "_")
+}
+
 func (c *Client) addWorkloads(ctx context.Context, k *container.Cluster, i *Info) {
 	pods, err := c.podsOf(ctx, k)
 	if err != nil {

@@ -89,6 +89,9 @@ const two = "RUNNING c-np-0:v5litepod-16:on-demand:RUNNING c-np-1:v5litepod-16:o
 func TestLifeOfACluster(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	c := gke.New(cloud.GCP, free)
+	if got := c.Context("c"); got != "gke_multihost-sim_us-central2_c" {
+		t.Errorf("context %s", got)
+	}
 	o := wanted(t, "v5litepod-16", 2)
 	testkit.Must(t, apply(t.Context(), c, o))
 	if got := shape(t, c); got != two {

@@ -34,7 +34,12 @@ func DoctorCluster(c *Call, p *held.Provider, clusters *gke.Client) *doctor.Clus
 	}
 	found := &doctor.Cluster{Name: c.String("cluster"), Client: p.Client}
 	if found.Name != "" {
-		found.Show = clusters.Show
+		found.Show, found.Kubectl = clusters.Show, []string{"--context=" + clusters.Context(found.Name)}
+		return found
 	}
+	if file := c.String("kubeconfig"); file != "" {
+		found.Kubectl = append(found.Kubectl, "--kubeconfig="+absolute(file))
+	}
+	found.Kubectl = append(found.Kubectl, "--context="+p.Client.Context())
 	return found
 }
