@@ -74,12 +74,17 @@ func rights() []right {
 	return []right{
 		{"get", "", "pods", "", "find the workers", Error},
 		{"list", "", "pods", "", "find the workers", Error},
+		{"watch", "", "pods", "", "follow workloads", Error},
 		{"create", "", "pods", "exec", "run commands on workers", Error},
 		{"get", "", "pods", "exec", "run commands on workers", Error},
 		{"get", "", "pods", "log", "read the logs of workloads", Error},
+		{"get", sets, "jobsets", "", "find slices and workloads", Error},
 		{"list", sets, "jobsets", "", "find slices and workloads", Error},
+		{"watch", sets, "jobsets", "", "follow workloads", Error},
 		{"create", sets, "jobsets", "", "hold slices and start workloads", Error},
 		{"delete", sets, "jobsets", "", "give slices back and end workloads", Error},
+		{"list", "batch", "jobs", "", "say why a workload failed", Warning},
+		{"list", queues, "localqueues", "", "find the queue of workloads", Warning},
 		{"list", queues, "workloads", "", "say why a workload waits", Warning},
 		{"list", "", "events", "", "say why a pod waits", Warning},
 	}

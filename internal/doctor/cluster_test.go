@@ -64,7 +64,8 @@ func TestAClusterWithoutJobSetAndRights(t *testing.T) {
 			if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
 				t.Error(err)
 			}
-			review.Status.Allowed = review.Spec.ResourceAttributes.Subresource != "exec"
+			asked := review.Spec.ResourceAttributes
+			review.Status.Allowed = asked.Subresource != "exec" && asked.Verb != "watch" && asked.Group != "batch"
 			answer(w, 201, review)
 		case r.URL.Path == "/api/v1/nodes":
 			answer(w, 200, corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}})
@@ -75,7 +76,8 @@ func TestAClusterWithoutJobSetAndRights(t *testing.T) {
 	text := r.String()
 	for _, want := range []string{
 		"Kubernetes v1.35.4",
-		`error   rights: missing in namespace "default": create pods/exec (run commands on workers), get pods/exec (run commands on workers)`,
+		`error   rights: missing in namespace "default": watch pods (follow workloads), create pods/exec (run commands on workers), get pods/exec (run commands on workers), watch jobsets (follow workloads)`,
+		`warning rights: missing in namespace "default": list jobs (say why a workload failed)`,
 		"cure: kubectl --context=k auth can-i --list --namespace=default",
 		"error   jobset: the cluster does not serve JobSet",
 		"warning kueue: the cluster does not serve ClusterQueue",
