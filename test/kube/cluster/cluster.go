@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -266,6 +265,3 @@ func (c *Cluster) Close() error {
 	c.http.CloseIdleConnections()
 	return nil
 }
-
-// Signal sends a signal to a part.
-func (c *Cluster) Signal(part string, s syscall.Signal) { c.part(part).signal(s) }

@@ -2,10 +2,12 @@ package cluster
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
 	"multihost/internal/gke/controllers"
 	"multihost/internal/testkit"
+	"multihost/test/kube/parts"
 )
 
 // TestLocal: the API server asks processes on this machine, about kinds that the cluster has.
@@ -48,6 +50,15 @@ func TestLocal(t *testing.T) {
 	} {
 		if counts[what] != want {
 			t.Errorf("%s: %d, want %d", what, counts[what], want)
+		}
+	}
+}
+
+// TestVersions: the controllers that run are of the versions whose objects are applied.
+func TestVersions(t *testing.T) {
+	for _, c := range controllers.All() {
+		if !slices.ContainsFunc(parts.All(), func(p parts.Part) bool { return p.Module == c.Module && p.Version == c.Version }) {
+			t.Errorf("no part is %s %s", c.Module, c.Version)
 		}
 	}
 }

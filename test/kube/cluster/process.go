@@ -19,7 +19,6 @@ type process struct {
 	pid  int
 	done chan struct{} // closed when the process has ended
 	err  error         // how it ended; read it after done
-	cpu  time.Duration // that it has used; read it after done
 }
 
 // start starts a program. Its output is appended to a file. The system kills the process if
@@ -47,7 +46,6 @@ func start(logs, name, program string, env []string, args ...string) (*process, 
 			return
 		}
 		p.err = cmd.Wait()
-		p.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 		close(p.done)
 	}()
 	if err := <-started; err != nil {
@@ -94,11 +92,8 @@ func tail(file string) string {
 // grace is the time that a part gets to end.
 const grace = 3 * time.Second
 
-// stop ends a process and waits for its end. A nil process has ended.
+// stop ends a process and waits for its end.
 func (p *process) stop() {
-	if p == nil {
-		return
-	}
 	p.signal(syscall.SIGTERM)
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
