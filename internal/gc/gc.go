@@ -112,6 +112,8 @@ func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 			continue
 		case res.Free:
 			l.Evidence = "it has no slices and costs nothing; unless a command is making it now, remove it with: " + res.Commands.Delete
+		case res.ReadySlices() == 0 && res.Life == provision.Suspending:
+			l.Evidence = "its slices are being taken away; a command may still run there"
 		case res.ReadySlices() == 0:
 			l.Evidence = "it is on its way; whether somebody waits for it is not known"
 		default:

@@ -268,6 +268,22 @@ func TestFreePartsAreCalledFree(t *testing.T) {
 	}
 }
 
+// Slices that end are not on their way. A command may live on one of their workers.
+func TestSlicesThatEndAreNotOnTheirWay(t *testing.T) {
+	t.Parallel()
+	for life, want := range map[provision.Life]string{
+		provision.Suspending:   "its slices are being taken away; a command may still run there",
+		provision.Provisioning: "it is on its way; whether somebody waits for it is not known",
+	} {
+		res := provision.Resource{ID: "m", Life: life, Labels: provision.OwnerLabels("m", "ann"), Slices: []tpu.Slice{{Name: "m-0", Condition: tpu.Ill}}}
+		typed := &stage.Invocation{Clock: testkit.NewJumpClock(), Sink: event.Discard}
+		d := Deps{Reach: &workers.Reach{Invocation: typed, Cloud: &remains{listed: []provision.Resource{res}}}, StateDir: t.TempDir()}
+		if left, err := Leftovers(t.Context(), d, GCOptions{}); err != nil || len(left) != 1 || left[0].Useless || left[0].Evidence != want {
+			t.Errorf("%s: %+v, %v; want %q", life, left, err, want)
+		}
+	}
+}
+
 // parts is a provider of resources with several parts.
 type parts struct {
 	remains

@@ -75,15 +75,27 @@ func (p *Provider) Get(ctx context.Context, id string) (provision.Resource, erro
 
 // List implements provision.Provider.
 func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
-	all, _, err := p.jobSets().List(ctx, kube.ListOptions{Labels: selector})
-	if err != nil || len(all) == 0 {
-		return nil, err
-	}
-	pods, err := p.pods(ctx, "")
-	if err != nil {
+	found, pods, err := p.list(ctx)
+	if err != nil || len(found) == 0 {
 		return nil, err
 	}
 	tiers := p.tiers(ctx)
+	for i := range found {
+		found[i].Tier = tierOf(pods[found[i].ID], tiers)
+	}
+	return found, nil
+}
+
+// list returns all resources, without their tiers, and the pods of each.
+func (p *Provider) list(ctx context.Context) ([]provision.Resource, map[string][]corev1.Pod, error) {
+	all, _, err := p.jobSets().List(ctx, kube.ListOptions{Labels: selector})
+	if err != nil || len(all) == 0 {
+		return nil, nil, err
+	}
+	pods, err := p.pods(ctx, "")
+	if err != nil {
+		return nil, nil, err
+	}
 	byJobSet := map[string][]corev1.Pod{}
 	for _, pod := range pods {
 		name := pod.Labels[jobset.JobSetNameKey]
@@ -91,18 +103,16 @@ func (p *Provider) List(ctx context.Context) ([]provision.Resource, error) {
 	}
 	found := make([]provision.Resource, len(all))
 	for i := range all {
-		pods := byJobSet[all[i].Name]
-		found[i] = describe(&all[i], pods, p.commands(all[i].Name))
-		found[i].Tier = tierOf(pods, tiers)
+		found[i] = describe(&all[i], byJobSet[all[i].Name], p.commands(all[i].Name))
 	}
 	slices.SortFunc(found, func(a, b provision.Resource) int { return cmp.Compare(a.ID, b.ID) })
-	return found, nil
+	return found, byJobSet, nil
 }
 
-// tiers returns the tiers of the nodes of GKE, by their names. Without the right to read
-// nodes it returns nothing: then only the price of the slices is unknown.
+// tiers returns the tiers of the nodes of GKE that have TPUs, by their names. Without the
+// right to read nodes it returns nothing: then only the price of the slices is unknown.
 func (p *Provider) tiers(ctx context.Context) map[string]provision.Tier {
-	nodes, _, _ := kube.Nodes.In(p.Client, "").List(ctx, kube.ListOptions{Labels: labelPool})
+	nodes, _, _ := kube.Nodes.In(p.Client, "").List(ctx, kube.ListOptions{Labels: labelPool + "," + labelKind})
 	tiers := map[string]provision.Tier{}
 	for _, n := range nodes {
 		tier := provision.OnDemand
@@ -131,9 +141,9 @@ func tierOf(pods []corev1.Pod, tiers map[string]provision.Tier) (tier provision.
 	return tier
 }
 
-// Slices implements provision.Provider.
+// Slices implements provision.Provider. A run calls it again and again, so it reads no nodes.
 func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
-	all, err := p.List(ctx)
+	all, _, err := p.list(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +215,7 @@ func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.R
 	if res := describe(old, pods, p.commands(js.Name)); err != nil || res.Life != provision.Suspended || p.ReadOnly {
 		return res, false, err
 	}
-	if _, err := p.Delete(ctx, js.Name, provision.DeleteOptions{}); err != nil { // it has ended, and has nothing any more
+	if err := p.remove(ctx, old, deleteLimit); err != nil { // it has ended, and has nothing any more
 		return provision.Resource{}, false, err
 	}
 	made, err := p.jobSets().Create(ctx, js, kube.WriteOptions{})
@@ -268,22 +278,31 @@ func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOpti
 	if p.ReadOnly {
 		return false, errDryRun
 	}
-	if _, err := p.jobSets().Delete(ctx, id, kube.RemoveOptions{UID: string(js.UID), Foreground: true}); err != nil {
+	if err := p.remove(ctx, js, cmp.Or(o.Limit, deleteLimit)); err != nil {
 		return false, err
 	}
-	limit, begin := cmp.Or(o.Limit, deleteLimit), p.Clock.Now()
+	return true, nil
+}
+
+// remove deletes a JobSet with its pods, and waits until they are gone. It deletes no other
+// JobSet that has the same name by now.
+func (p *Provider) remove(ctx context.Context, js *jobset.JobSet, limit time.Duration) error {
+	if _, err := p.jobSets().Delete(ctx, js.Name, kube.RemoveOptions{UID: string(js.UID), Foreground: true}); err != nil {
+		return err
+	}
+	begin := p.Clock.Now()
 	for {
 		left, err := p.left(ctx, js)
 		if err == nil && left == "" {
-			return true, nil
+			return nil
 		}
 		if p.Clock.Now().Sub(begin) > limit {
-			return false, &provision.DeadlineError{Commands: res.Commands, ID: id, Phase: "delete", Limit: limit, Life: provision.Deleting, State: "Deleting", Detail: left, Err: err}
+			return &provision.DeadlineError{Commands: p.commands(js.Name), ID: js.Name, Phase: "delete", Limit: limit, Life: provision.Deleting, State: "Deleting", Detail: left, Err: err}
 		}
 		select {
 		case <-p.Clock.After(time.Second):
 		case <-ctx.Done():
-			return false, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }
