@@ -42,8 +42,12 @@ const (
 	Periodic          = "PERIODIC"
 )
 
-// maxName limits the characters in the name of a cluster or a node pool.
-const maxName = 40
+// Limits of characters: of the name of a cluster or a node pool, and of the name of a
+// network, as Compute Engine has it.
+const (
+	maxName    = 40
+	maxNetwork = 63
+)
 
 // Options describe a cluster. Zero values mean the defaults in the comments.
 type Options struct {
@@ -125,14 +129,19 @@ func (o Options) Validate() error {
 }
 
 // CheckName returns what is wrong with the name of a cluster, or nil.
-func CheckName(name string) error {
+func CheckName(name string) error { return check("cluster", name, maxName) }
+
+// CheckNetwork returns what is wrong with the name of a network or subnetwork, or nil.
+func CheckNetwork(name string) error { return check("network", name, maxNetwork) }
+
+func check(kind, name string, most int) error {
 	switch {
 	case name == "":
-		return fmt.Errorf("cluster name is empty")
-	case len(name) > maxName:
-		return fmt.Errorf("cluster name %q: longer than %d characters", name, maxName)
+		return fmt.Errorf("%s name is empty", kind)
+	case len(name) > most:
+		return fmt.Errorf("%s name %q: longer than %d characters", kind, name, most)
 	case !namePattern.MatchString(name):
-		return fmt.Errorf("cluster name %q: want lower-case letters, digits and dashes, beginning with a letter and not ending in a dash", name)
+		return fmt.Errorf("%s name %q: want lower-case letters, digits and dashes, beginning with a letter and not ending in a dash", kind, name)
 	}
 	return nil
 }

@@ -84,8 +84,8 @@ func Cluster(c *Call, m Machine) gke.Options {
 
 // refuseNamed refuses a name that no network can have.
 func refuseNamed(c *Call, flag, name string) {
-	if err := gke.CheckName(name); err != nil {
-		c.Refuse(cmdline.Usagef("--%s=%s: want lower-case letters, digits and dashes, beginning with a letter", flag, name), flag)
+	if err := gke.CheckNetwork(name); err != nil {
+		c.Refuse(cmdline.Usagef("--%s: %v", flag, err), flag)
 	}
 }
 

@@ -144,8 +144,8 @@ func (p *problems) clusterArguments(text string, o *gke.Options) {
 			p.add(flag, "leave it out; or make the cluster with gcloud, and the same command adds the node pools", "--%s: multihost makes clusters without gcloud, and cannot pass it --%s", flag, a.name)
 			return
 		}
-		if err := gke.CheckName(a.value); err != nil {
-			p.add(flag, "", "--%s: --%s=%s: want lower-case letters, digits and dashes, beginning with a letter", flag, a.name, a.value)
+		if err := gke.CheckNetwork(a.value); err != nil {
+			p.add(flag, "", "--%s: --%s: %v", flag, a.name, err)
 		}
 	}
 }

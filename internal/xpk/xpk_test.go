@@ -53,7 +53,9 @@ func TestClusterOptions(t *testing.T) {
 		set   func(c *xpk.Cluster)
 		wrong string // part of what is told; "": nothing is wrong
 	}{
-		{name: "two networks", set: func(c *xpk.Cluster) { c.Arguments = "--network=a --subnetwork b --network 'A B'" }, wrong: "custom-cluster-arguments: --custom-cluster-arguments: --network=A B"},
+		{name: "two networks", set: func(c *xpk.Cluster) { c.Arguments = "--network=a --subnetwork b --network 'A B'" }, wrong: "custom-cluster-arguments: --custom-cluster-arguments: --network: network name \"A B\": want"},
+		{name: "a long network", set: func(c *xpk.Cluster) { c.Arguments = "--network=" + strings.Repeat("n", 63) }},
+		{name: "too long a network", set: func(c *xpk.Cluster) { c.Arguments = "--network=" + strings.Repeat("n", 64) }, wrong: "longer than 63 characters"},
 		{name: "gcloud's flags", set: func(c *xpk.Cluster) { c.Arguments = "--network=a --release-channel=rapid" }, wrong: "cannot pass it --release-channel"},
 		{name: "a word", set: func(c *xpk.Cluster) { c.Arguments = "mtu9k" }, wrong: `"mtu9k" is no flag of gcloud`},
 		{name: "a quote", set: func(c *xpk.Cluster) { c.Arguments = "--network='a" }, wrong: "custom-cluster-arguments: "},
