@@ -24,7 +24,7 @@ command -v python3 >/dev/null || {
 logs=${DEMO_LOGS:-$(mktemp -d "${TMPDIR:-/tmp}/multihost-demo-XXXXXX")}
 if [ "${PROVIDER:-tpu}" = gke ]; then
   programs=${XDG_CACHE_HOME:-$HOME/.cache}/multihost/kube
-  mkdir -p "$programs"
+  mkdir -p "$programs" "$logs"
   go build -C "$here/../test/kube" -o "$programs/demo" ./demo
   MULTIHOST=$multihost DEMO_LOGS=$logs exec "$programs/demo" --dir="$logs/cluster" "$here/gke.sh"
 fi

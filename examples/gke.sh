@@ -10,11 +10,15 @@ in_cluster() {
   "$multihost" --state-dir="$logs/state" "$@" --kubeconfig="${KUBECONFIG:?it must name a file}"
 }
 
-in_cluster slices create demo --tpu-type="${TPU_TYPE:-v5litepod-16}" --node-count=2 --wait
+in_cluster slices create demo --tpu-type="${TPU_TYPE:-v5litepod-16}" --node-count=2
+# Whatever ends this script, the pods must not go on to hold nodes.
+trap 'in_cluster slices delete demo' EXIT
+trap 'exit 130' INT
+trap 'exit 143' HUP TERM
+in_cluster slices wait demo
 status=0
 in_cluster run --tpu-prefix=demo --run-name=demo --script-dir="$here/train" --log-dir="$logs" \
   --command='python3 train.py --steps=20' || status=$?
-in_cluster slices delete demo
 
 echo
 echo "The logs of all workers:"
