@@ -34,6 +34,7 @@ func WorkloadNameFlag() cli.Flag {
 	return &cli.StringFlag{Name: "workload", Usage: "`NAME` of the workload, in place of the argument NAME"}
 }
 
+// registryFlag is for simulators: all registries are at one address.
 func registryFlag() cli.Flag {
 	return &cli.StringFlag{Name: "registry-endpoint", Hidden: true, Usage: "`URL` that gets the requests to all registries"}
 }
@@ -155,11 +156,6 @@ func (w *Workload) readRegistry(c *Call) {
 		}
 	}
 	w.Registries = registries(c)
-}
-
-// registryFlag is for simulators: all registries are at one address.
-func registryFlag() cli.Flag {
-	return &cli.StringFlag{Name: "registry-endpoint", Hidden: true, Usage: "`URL` that gets the requests to all registries"}
 }
 
 // registries reads registryFlag; nil: each registry is where its name says.
