@@ -150,13 +150,13 @@ type Job struct {
 // Secret Manager with its own token.
 type Secret struct{ Name, Project, ID, Version string }
 
-var secretRef = regexp.MustCompile(`^sm://([a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9]+)/([A-Za-z0-9_-]{1,255})(?:/([0-9]+|latest|[A-Za-z][A-Za-z0-9_-]*))?$`)
+var secretRef = regexp.MustCompile(`^sm://([a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9]+)/([A-Za-z0-9_-]+)(?:/([0-9]+|latest|[A-Za-z][A-Za-z0-9_-]*))?$`)
 
 // ParseSecret parses NAME=sm://PROJECT/SECRET[/VERSION]. The default is the latest version.
 func ParseSecret(text string) (Secret, error) {
 	name, ref, _ := strings.Cut(text, "=")
 	m := secretRef.FindStringSubmatch(ref)
-	if m == nil || !variable.MatchString(name) {
+	if m == nil || len(m[2]) > 255 || !variable.MatchString(name) {
 		return Secret{}, fmt.Errorf("secret %q: want NAME=sm://PROJECT/SECRET or NAME=sm://PROJECT/SECRET/VERSION", text)
 	}
 	s := Secret{Name: name, Project: m[1], ID: m[2], Version: m[3]}
@@ -174,7 +174,7 @@ func (s Secret) String() string {
 
 var (
 	dirName    = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$`)
-	bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
+	bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]+[a-z0-9]$`)
 )
 
 // CleanBucket returns --bucket-name and --bucket-dir in Job's form: without gs:// and
@@ -182,7 +182,7 @@ var (
 func CleanBucket(bucket, dir string) (string, string, error) {
 	bucket, inside, _ := strings.Cut(strings.TrimPrefix(bucket, "gs://"), "/")
 	dir = strings.Trim(strings.Trim(inside, "/")+"/"+strings.Trim(dir, "/"), "/")
-	if !bucketName.MatchString(bucket) {
+	if !bucketName.MatchString(bucket) || len(bucket) > 222 {
 		return "", "", fmt.Errorf("bucket %q: no bucket is called that", bucket)
 	}
 	if dir != "" && (!dirName.MatchString(dir) || len(dir) > 500) {
