@@ -336,6 +336,10 @@ func (c *Conn) persist(ctx context.Context, stage remote.Stage, f func() error) 
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case !passes(err) || c.dialer.Clock.Now().Add(pause).Sub(begin) > c.retryFor || c.isClosed():
+			var state *stateError
+			if errors.As(err, &state) { // the pod is lost; it has not refused a command
+				stage = remote.StageDial
+			}
 			return c.fail(stage, err, try)
 		}
 		select {

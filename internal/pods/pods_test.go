@@ -168,15 +168,16 @@ func TestPodComes(t *testing.T) {
 	testkit.Must(t, <-came)
 }
 
-// TestPodGoes: if a pod has gone, its command is not started, and fails at once.
+// TestPodGoes: if a pod has gone, its command is not started, and fails at once. That is a
+// loss of contact, and no refusal of the command.
 func TestPodGoes(t *testing.T) {
 	s := newServer(t)
 	c := s.connect(t, false)
 	s.set(func() { s.pod = nil })
 	_, err := c.Run(t.Context(), remote.Cmd{Line: "true"})
 	var refused *remote.ConnectError
-	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "does not exist any more") {
-		t.Errorf("got %v", err)
+	if !errors.As(err, &refused) || refused.Stage != remote.StageDial || !strings.Contains(err.Error(), "does not exist any more") {
+		t.Errorf("got %v, want a loss of contact", err)
 	}
 }
 

@@ -51,7 +51,7 @@ func (c *Conn) open(ctx context.Context, s *session, r kube.ExecRequest) error {
 	}
 	stream, err := c.dialer.Cluster.Exec(ctx, r)
 	if err != nil {
-		if state := c.look(ctx); state != nil && passes(err) {
+		if state := c.look(ctx); state != nil && (passes(err) || kube.NotFound(err)) {
 			return state // the state says more than the refusal of a command
 		}
 		return err
