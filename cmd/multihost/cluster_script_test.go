@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"multihost/internal/agent/program"
 	"multihost/internal/sim/kubeapi"
 	"multihost/internal/sim/kubeapi/store"
 	"multihost/internal/testkit"
@@ -26,7 +28,13 @@ func scriptKube(ts *testscript.TestScript, neg bool, args []string) {
 	work := ts.Getenv("WORK")
 	dir := filepath.Join(work, "cluster")
 	ts.Check(os.MkdirAll(dir, 0o700))
-	s, err := kubeapi.New(kubeapi.Config{Dir: dir})
+	built, err := program.In(os.DirFS(ts.Getenv("AGENT_DIR"))).For(runtime.GOARCH)
+	ts.Check(err)
+	text, err := built.Unpack()
+	ts.Check(err)
+	agent := filepath.Join(dir, "multihost-agent")
+	ts.Check(os.WriteFile(agent, text, 0o700))
+	s, err := kubeapi.New(kubeapi.Config{Dir: dir, Programs: map[string]string{"multihost-agent": agent}})
 	ts.Check(err)
 	ts.Defer(func() { ts.Check(s.Close()) })
 	pool := 0
@@ -34,15 +42,11 @@ func scriptKube(ts *testscript.TestScript, neg bool, args []string) {
 		text, name, _ := strings.Cut(arg, "x")
 		count, err := strconv.Atoi(text)
 		ts.Check(err)
-		t, err := tpu.ParseType(name)
-		ts.Check(err)
-		nodes, err := tpu.NodesOf(t)
-		ts.Check(err)
 		for range count {
-			all := make([]kubeapi.Node, nodes.Count)
+			all, err := nodesOf(name)
+			ts.Check(err)
 			for i := range all {
-				all[i] = kubeapi.Node{Name: fmt.Sprintf("node-%d-%d", pool, i), Chips: nodes.Machine.Chips,
-					Labels: map[string]string{"cloud.google.com/gke-tpu-accelerator": nodes.Accelerator, "cloud.google.com/gke-tpu-topology": nodes.Topology}}
+				all[i].Name = fmt.Sprintf("node-%d-%d", pool, i)
 			}
 			ts.Check(s.SetPool(fmt.Sprintf("np-%d", pool), all))
 			pool++
@@ -52,6 +56,27 @@ func scriptKube(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(s.WriteKubeconfig(file, "token"))
 	ts.Setenv("KUBECONFIG", file)
 	clusters.put(work, s)
+}
+
+// nodesOf returns the nodes of a slice, or the one node of the pool gpu or cpu.
+func nodesOf(name string) ([]kubeapi.Node, error) {
+	switch name {
+	case "gpu":
+		return []kubeapi.Node{{GPUs: 8, Labels: map[string]string{"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}}}, nil
+	case "cpu":
+		return []kubeapi.Node{{}}, nil
+	}
+	t, err := tpu.ParseType(name)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := tpu.NodesOf(t)
+	all := make([]kubeapi.Node, nodes.Count)
+	for i := range all {
+		all[i] = kubeapi.Node{Chips: nodes.Machine.Chips,
+			Labels: map[string]string{"cloud.google.com/gke-tpu-accelerator": nodes.Accelerator, "cloud.google.com/gke-tpu-topology": nodes.Topology}}
+	}
+	return all, err
 }
 
 // scriptKubeFault sets a fault on the cluster: cut, away, back, kill the pods whose names

@@ -91,7 +91,7 @@ func besideOthers(t *testing.T) {
 //
 //	sim [-step=D] [-backend=B] [-login] [-metadata=KEY=VALUE] [NAME:COUNTxTYPE …]   start a simulator and point multihost at it
 //	simfault FAULT                      set a fault on it
-//	kube COUNTxTYPE …                   start a cluster with a node pool for each slice; KUBECONFIG names its context sim
+//	kube COUNTxTYPE …                   start a cluster with a node pool for each slice; KUBECONFIG names its context sim; TYPE may be gpu or cpu
 //	kubefault FAULT                     cut the commands in pods, let the API go away or come back, or kill PODS
 //	completed JOBSET                    wait until a JobSet of the cluster is complete
 //	exits N PROGRAM ARG…                run and require that exit status

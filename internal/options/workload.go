@@ -55,6 +55,7 @@ func WorkloadFlags() []cli.Flag {
 		&cli.StringFlag{Name: "queue", Value: workload.DefaultQueue, Usage: "local `QUEUE` of Kueue that admits the workload"},
 		&cli.StringFlag{Name: "priority", Value: workload.DefaultPriority, Usage: "priority `CLASS` of the workload"},
 		&cli.StringSliceFlag{Name: "resource", Usage: "`NAME=QUANTITY` that each worker needs besides TPU chips, such as nvidia.com/gpu=8"},
+		&cli.StringSliceFlag{Name: "node-selector", Usage: "`KEY=VALUE` of a label that the nodes must have, besides those of --tpu-type"},
 		&cli.IntFlag{Name: "max-restarts", Usage: "start the command again up to `N` times when a worker is lost or ends with 42 or 127 to 255"},
 		&cli.StringFlag{Name: "restart-on-exit-codes", Usage: "further exit `CODES` after which the command starts again: 1,2"},
 		&cli.IntFlag{Name: "ttl-seconds-after-finished", Aliases: []string{"ttl"}, Value: workload.DefaultTTL, Usage: "delete the workload `SECONDS` after its end; -1: never"},
@@ -117,6 +118,7 @@ func WorkloadOf(c *Call, m Machine) Workload {
 		{"ttl-seconds-after-finished", func(o *workload.Spec) { o.TTL = s.TTL }},
 		{"termination-grace-period-seconds", func(o *workload.Spec) { o.Grace = s.Grace }},
 		{"resource", func(o *workload.Spec) { o.Resources = s.Resources }},
+		{"node-selector", func(o *workload.Spec) { o.NodeSelector = s.NodeSelector }},
 	} {
 		spec := sound
 		one.set(&spec)
@@ -203,6 +205,9 @@ func readWorkloadLists(c *Call, s *workload.Spec) {
 			continue
 		}
 		s.Resources = append(s.Resources, r)
+	}
+	if s.NodeSelector, err = workload.ParseSelector(c.StringSlice("node-selector")); err != nil {
+		c.Refuse(&cmdline.UsageError{Err: err}, "node-selector")
 	}
 	codes := c.String("restart-on-exit-codes")
 	if codes == "" {

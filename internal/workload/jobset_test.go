@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -233,6 +234,11 @@ func TestOneClearErrorForEachFault(t *testing.T) {
 		{"v5litepod-16", func(s *workload.Spec) { s.Priority = "Very High" }, `priority "Very High" is not a name that Kubernetes allows: at most 63 lower-case letters, digits and "-"`, "correct the name"},
 		{"v5litepod-16", func(s *workload.Spec) { s.Resources = []workload.Resource{{"google.com/tpu", "4"}} }, "the type of the slices says how many chips a worker has", "leave out --resource=google.com/tpu"},
 		{"v5litepod-16", func(s *workload.Spec) { s.Resources = []workload.Resource{{"cpu", "many"}} }, `resource "many" of "cpu" is not possible: a quantity is a number above 0, such as 8 or 64Gi`, "type: --resource=nvidia.com/gpu=8"},
+		{"v5litepod-16", func(s *workload.Spec) { s.NodeSelector = map[string]string{"a b": "c"} }, `node selector: "a b" is no name of a label`, "type: --node-selector=cloud.google.com/gke-accelerator=nvidia-h100-80gb"},
+		{"v5litepod-16", func(s *workload.Spec) { s.NodeSelector = map[string]string{"a/b": "c/d"} }, `node selector: "c/d" is no value of the label a/b`, "type: --node-selector=cloud.google.com/gke-accelerator=nvidia-h100-80gb"},
+		{"v5litepod-16", func(s *workload.Spec) {
+			s.NodeSelector = map[string]string{"cloud.google.com/gke-tpu-topology": "4x4"}
+		}, "the type of the slices says which cloud.google.com/gke-tpu-topology the nodes have", "leave out --node-selector=cloud.google.com/gke-tpu-topology"},
 	} {
 		_, err := workload.JobSet(spec(t, tt.accelerator, tt.change))
 		if err == nil || err.Error() != tt.want || fault.Of(err) != fault.Usage {
@@ -283,6 +289,22 @@ func TestResourcesAreRead(t *testing.T) {
 	for _, text := range []string{"nvidia.com/gpu", "=8", "cpu=0", "cpu=-1", "cpu="} {
 		if _, err := workload.ParseResource(text); fault.Of(err) != fault.Usage {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestSelectorsAreRead(t *testing.T) {
+	t.Parallel()
+	got, err := workload.ParseSelector([]string{"a=b", "example.com/c=d=e", "f="})
+	if want := (map[string]string{"a": "b", "example.com/c": "d=e", "f": ""}); err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for texts, want := range map[string]string{
+		"a":       `node selector "a" has no value`,
+		"a=b a=c": `node selector "a=c": a node cannot also have a=b`,
+	} {
+		if _, err := workload.ParseSelector(strings.Fields(texts)); fault.Of(err) != fault.Usage || err.Error() != want {
+			t.Errorf("%q: %v, want %s", texts, err, want)
 		}
 	}
 }

@@ -23,10 +23,13 @@ package workload
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"multihost/internal/fault"
 	"multihost/internal/tpu"
@@ -112,6 +115,23 @@ func ParseResource(text string) (Resource, error) {
 	return r, err
 }
 
+// ParseSelector reads labels that a node must have, each as KEY=VALUE. The error is a
+// *SpecError.
+func ParseSelector(texts []string) (map[string]string, error) {
+	labels := make(map[string]string, len(texts))
+	for _, text := range texts {
+		key, value, ok := strings.Cut(text, "=")
+		if was, twice := labels[key]; twice {
+			return nil, &SpecError{fmt.Sprintf("node selector %q: a node cannot also have %s=%s", text, key, was), "give each label once"}
+		}
+		if !ok {
+			return nil, &SpecError{fmt.Sprintf("node selector %q has no value", text), "type: --node-selector=cloud.google.com/gke-accelerator=nvidia-h100-80gb"}
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}
+
 // RestartCodes returns the exit codes that restart every workload that may restart: 42,
 // with which a program asks for it, and those of signals and of commands that bash cannot
 // run.
@@ -170,7 +190,7 @@ func (s Spec) Check() error {
 			return err
 		}
 	}
-	for _, check := range []func() error{s.checkSize, s.checkName, s.checkCommand, s.checkEnv, s.checkResources, s.checkEnd} {
+	for _, check := range []func() error{s.checkSize, s.checkName, s.checkCommand, s.checkEnv, s.checkResources, s.checkSelector, s.checkEnd} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -262,6 +282,24 @@ func (s Spec) checkResources() error {
 			return &SpecError{"the type of the slices says how many chips a worker has", "leave out --resource=" + ChipResource}
 		}
 		seen[r.Name] = true
+	}
+	return nil
+}
+
+// checkSelector checks NodeSelector as an API server does, which would name the pod and not
+// the flag.
+func (s Spec) checkSelector() error {
+	const advice = "type: --node-selector=cloud.google.com/gke-accelerator=nvidia-h100-80gb"
+	for _, key := range slices.Sorted(maps.Keys(s.NodeSelector)) {
+		if wrong := validation.IsQualifiedName(key); len(wrong) > 0 {
+			return &SpecError{fmt.Sprintf("node selector: %q is no name of a label", key), advice}
+		}
+		if wrong := validation.IsValidLabelValue(s.NodeSelector[key]); len(wrong) > 0 {
+			return &SpecError{fmt.Sprintf("node selector: %q is no value of the label %s", s.NodeSelector[key], key), advice}
+		}
+		if s.Type.Name != "" && (key == labelAccelerator || key == labelTopology) {
+			return &SpecError{fmt.Sprintf("the type of the slices says which %s the nodes have", key), "leave out --node-selector=" + key}
+		}
 	}
 	return nil
 }

@@ -170,7 +170,7 @@ func (c *Cluster) findQueue(ctx context.Context, r *Request) error {
 			return nil
 		}
 	}
-	advice := "make one with: multihost cluster create"
+	advice := "make one with: multihost cluster create; or start without a queue, with: --queue="
 	if len(names) > 0 {
 		advice = "choose one of the namespace: --queue=" + strings.Join(names, " or --queue=")
 	}

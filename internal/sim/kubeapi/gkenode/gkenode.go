@@ -14,6 +14,9 @@ import (
 // TPU is the name of the resource of TPU chips.
 const TPU = corev1.ResourceName("google.com/tpu")
 
+// GPU is the name of the resource of GPUs.
+const GPU = corev1.ResourceName("nvidia.com/gpu")
+
 // PoolLabel is the label of a node with the name of its pool.
 const PoolLabel = "cloud.google.com/gke-nodepool"
 
@@ -22,6 +25,7 @@ type Node struct {
 	Name   string
 	Labels map[string]string
 	Chips  int // number of TPU chips; nodes with chips have GKE's taint
+	GPUs   int // number of GPUs; the same
 }
 
 // Object returns the object of a node that is ready at the time at.
@@ -33,9 +37,11 @@ func (n Node) Object(pool string, at time.Time) *corev1.Node {
 	}
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: labels}}
 	node.Spec.ProviderID = "gce://sim/" + n.Name
-	if n.Chips > 0 {
-		amounts[TPU] = *resource.NewQuantity(int64(n.Chips), resource.DecimalSI)
-		node.Spec.Taints = []corev1.Taint{{Key: string(TPU), Value: "present", Effect: corev1.TaintEffectNoSchedule}}
+	for name, count := range map[corev1.ResourceName]int{TPU: n.Chips, GPU: n.GPUs} {
+		if count > 0 {
+			amounts[name] = *resource.NewQuantity(int64(count), resource.DecimalSI)
+			node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: string(name), Value: "present", Effect: corev1.TaintEffectNoSchedule})
+		}
 	}
 	node.Status = corev1.NodeStatus{
 		Capacity: amounts, Allocatable: amounts,
