@@ -279,6 +279,9 @@ func namesOf(faults []matrixFault) (names []string) {
 // matrixWidth is how many jobs run at once. Most of the time they wait.
 const matrixWidth = 12
 
+// longest is how long a job may take on a busy machine.
+const longest = 3 * time.Minute
+
 // usual is how long a job without a fault takes on an idle machine.
 const usual = 500 * time.Millisecond
 
@@ -420,6 +423,11 @@ func (c *cell) runner() (status int, log string) {
 	})
 	c.signal = func() { cancel(&stage.Interrupted{Signal: syscall.SIGINT}) }
 	story := &testkit.Buffer{}
+	overdue := time.AfterFunc(longest, func() {
+		c.t.Errorf("%s × %s: the job has not ended after %s", c.phase, c.fault.name, longest)
+		c.signal()
+	})
+	defer overdue.Stop()
 	status, err := c.job(ctx, c.dir, leave, event.SinkFunc(func(e event.Event) { c.hear(e, story) }))
 	fmt.Fprintf(story, "ended with %d, %v\n", status, err)
 	return status, story.String()

@@ -29,7 +29,8 @@ import (
 // none. A thousand attempts cost as much as a few with real shells. The tests of the
 // scripts show that the answers are right.
 type quickWorkers struct {
-	port int
+	port     int
+	reserved net.Listener // keeps the port from other fleets, of this process and of others
 
 	mu    sync.Mutex
 	next  int
@@ -39,19 +40,17 @@ type quickWorkers struct {
 	look  func(vm *quickVM, list func()) // calls list, which answers with what the worker knows; nil: list is called directly
 }
 
-// newQuickWorkers takes a port that is free on the addresses of 127.0.0.0/8. It leaves out
-// addresses to which other programs have bound the port.
+// newQuickWorkers takes a port of 127.0.0.0/8 for the workers, until Close.
 func newQuickWorkers() (*quickWorkers, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close()
-	return &quickWorkers{port: l.Addr().(*net.TCPAddr).Port, vms: map[string]*quickVM{}}, nil
+	return &quickWorkers{port: l.Addr().(*net.TCPAddr).Port, reserved: l, vms: map[string]*quickVM{}}, nil
 }
 
 func (b *quickWorkers) Port() int    { return b.port }
-func (b *quickWorkers) Close() error { return nil }
+func (b *quickWorkers) Close() error { return b.reserved.Close() }
 
 func (b *quickWorkers) Start(_ context.Context, spec worker.Spec) (worker.Machine, error) {
 	b.mu.Lock()
