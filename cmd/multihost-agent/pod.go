@@ -35,7 +35,8 @@ func inPod(ctx context.Context, args []string) int {
 	set.StringVar(&cfg.Dir, "dir", filepath.Join(os.Getenv("MULTIHOST_ROOT_TMP")+"/multihost", os.Getenv("MULTIHOST_LOCAL_ID")), "folder of the container's files")
 	if args[0] == "run" {
 		set.StringVar(&cfg.Message, "message", os.Getenv("MULTIHOST_ROOT_DEV")+"/dev/termination-log", "file of the termination message")
-		set.StringVar(&cfg.Preflight, "preflight", "", "script to run first")
+		set.StringVar(&cfg.Preflight, "preflight", "", "script of the preflight, to run first")
+		set.StringVar(&cfg.Mode, "preflight-mode", "apply", "apply, require or check")
 		set.StringVar(&cfg.NUMA, "numa", "off", "bind, preferred or off")
 		set.DurationVar(&cfg.Drain, "drain", 5*time.Second, "how long processes may live that the command left behind")
 		set.DurationVar(&cfg.Wait, "wait", 15*time.Second, "how long the end waits for a follower that has begun to read")
@@ -43,6 +44,9 @@ func inPod(ctx context.Context, args []string) int {
 	}
 	if err := set.Parse(args[1:]); err != nil {
 		return statusUsage
+	}
+	if cfg.Preflight != "" {
+		cfg.Preflight = os.Getenv("MULTIHOST_ROOT_TMP") + cfg.Preflight
 	}
 	code, err := podOperation(ctx, args[0], set.Args(), cfg)
 	if err != nil {

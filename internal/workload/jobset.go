@@ -153,8 +153,8 @@ func (s Spec) container(i int, name string) corev1.Container {
 		dir = ""
 	}
 	command := []string{dir + AgentFile, "pod", "run"}
-	if s.Preflight {
-		command = append(command, "--preflight="+dir+PreflightFile)
+	if s.Preflight != "" {
+		command = append(command, "--preflight="+dir+PreflightFile, "--preflight-mode="+s.Preflight)
 	}
 	if numa := s.numa(); numa != "off" {
 		command = append(command, "--numa="+numa)
@@ -228,10 +228,19 @@ func (s Spec) limits() corev1.ResourceList {
 	for _, r := range s.Resources {
 		limits[corev1.ResourceName(r.Name)], _ = r.quantity() // parsed by Check, so without an error
 	}
-	if n, err := tpu.NodesOf(s.Type); err == nil {
-		limits[ChipResource] = *resource.NewQuantity(int64(n.Machine.Chips/len(s.containers())), resource.DecimalSI)
+	if chips := s.Chips(); chips > 0 {
+		limits[ChipResource] = *resource.NewQuantity(int64(chips), resource.DecimalSI)
 	}
 	return limits
+}
+
+// Chips returns the number of TPU chips of a container.
+func (s Spec) Chips() int {
+	n, err := tpu.NodesOf(s.Type)
+	if err != nil { // pods without TPU
+		return 0
+	}
+	return n.Machine.Chips / len(s.containers())
 }
 
 // nodes returns the labels that a node must have.

@@ -109,7 +109,7 @@ func TestTheWholeJobSet(t *testing.T) {
 		"tpu": spec(t, "v5litepod-16", func(s *workload.Spec) {
 			s.Labels = map[string]string{"multihost-user": "ann"}
 			s.Env = []workload.Variable{{Name: "A", Value: `{"a": "$(HOME) $$"}`}}
-			s.AgentImage, s.Preflight, s.NUMA = "example.com/p/agent@sha256:4567", true, "preferred"
+			s.AgentImage, s.Preflight, s.NUMA = "example.com/p/agent@sha256:4567", "apply", "preferred"
 		}),
 		"tpu7x": spec(t, "tpu7x-128", func(s *workload.Spec) { s.PlacementPolicy = "tpu7x-128-4x4x4-placement-policy" }),
 		"gpu": spec(t, "", func(s *workload.Spec) {
@@ -262,8 +262,8 @@ func TestWhatTheAgentIsTold(t *testing.T) {
 		{"v5litepod-16", nil, "/multihost-agent pod run --"},
 		{"v5p-16", nil, "/multihost-agent pod run --numa=bind --"},
 		{"v5p-16", func(s *workload.Spec) { s.NUMA = "off" }, "/multihost-agent pod run --"},
-		{"tpu7x-16", func(s *workload.Spec) { s.Preflight = true }, "/multihost-agent pod run --preflight=/multihost-preflight.sh --"},
-		{"v4-16", func(s *workload.Spec) { s.Preflight, s.AgentImage = true, "a" }, "/multihost/multihost-agent pod run --preflight=/multihost/multihost-preflight.sh --numa=bind --"},
+		{"tpu7x-16", func(s *workload.Spec) { s.Preflight = "require" }, "/multihost-agent pod run --preflight=/multihost-preflight.sh --preflight-mode=require --"},
+		{"v4-16", func(s *workload.Spec) { s.Preflight, s.AgentImage = "apply", "a" }, "/multihost/multihost-agent pod run --preflight=/multihost/multihost-preflight.sh --preflight-mode=apply --numa=bind --"},
 	} {
 		c := made(t, spec(t, tt.accelerator, tt.change)).Spec.ReplicatedJobs[0].Template.Spec.Template.Spec.Containers[0]
 		if got := strings.Join(c.Command, " "); got != tt.want+" bash -c python3 train.py" {

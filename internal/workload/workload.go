@@ -79,7 +79,7 @@ type Spec struct {
 	// AgentImage is an image with only the agent, from which an init container copies the
 	// agent. "" means that Image has the agent, as package image adds it.
 	AgentImage string
-	Preflight  bool   // run the preflight before the command; the agent's image has its script
+	Preflight  string // mode of the preflight before the command: apply, require or check; "": none. The agent's image has its script
 	NUMA       string // bind, preferred or off, as in --numa; "": bind for the generations for which that is advised
 	PullSecret string // name of the secret for pulling the images; "": none
 	Account    string // service account of the pods; "": the namespace's default

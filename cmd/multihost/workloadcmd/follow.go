@@ -12,6 +12,8 @@ import (
 	"multihost/internal/event"
 	"multihost/internal/image"
 	"multihost/internal/options"
+	"multihost/internal/preflight"
+	"multihost/internal/settings"
 	"multihost/internal/tpu"
 	"multihost/internal/workload"
 	"multihost/internal/workloads"
@@ -88,6 +90,15 @@ func defaultRepository(project, user string) string {
 	return "gcr.io/" + strings.Replace(project, ":", "/", 1) + "/" + user + "-runner"
 }
 
+// preflightOf returns what the preflight does in the containers of a workload.
+func preflightOf(s workload.Spec) preflight.Options {
+	o := preflight.Options{Platform: preflight.GKE, BetweenSlices: settings.MTUBetween(s.Slices), ExpectChips: cmp.Or(s.Chips(), preflight.NoDevices)}
+	if s.Preflight == preflight.Check.String() {
+		o.Mode = preflight.Check
+	}
+	return o
+}
+
 // push adds multihost-agent and the user's files to the image, and returns the name of the
 // new image.
 func (c *Call) push(ctx context.Context, o options.Workload) (string, error) {
@@ -104,6 +115,13 @@ func (c *Call) push(ctx context.Context, o options.Workload) (string, error) {
 		return "", err
 	}
 	layers := []*image.Layer{layer}
+	if o.Spec.Preflight != "" {
+		script, err := image.Executable(workload.PreflightFile, []byte(preflight.Kit(preflightOf(o.Spec))))
+		if err != nil {
+			return "", err
+		}
+		layers = append(layers, script)
+	}
 	if o.Base {
 		tree, err := codesync.Scan(ctx, codesync.Options{Dir: o.Dir, Sink: c.Sink, ReadOnly: true})
 		if err != nil {

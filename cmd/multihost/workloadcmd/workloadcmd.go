@@ -114,8 +114,9 @@ exit status of the command:
   multihost workload create train --cluster=team --tpu-type=v5litepod-16 \
     --num-slices=2 --base-docker-image=python:3.12 --command='python3 train.py'
 
-multihost-agent runs the command in the pods. A layer with it, and the files of
---script-dir after --base-docker-image, are added to the image; no docker is needed.
+multihost-agent runs the preflight and the command in the pods. Layers with it, and
+with the files of --script-dir after --base-docker-image, are added to the image; no
+docker is needed.
 
 If you press Ctrl-C, the workload goes on, and multihost says how to read its
 output and how to delete it. Names, labels and queue are those of XPK.`,

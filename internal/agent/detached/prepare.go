@@ -76,9 +76,6 @@ func (w *starter) prepare(ctx context.Context) (code int, err error) {
 	return 0, nil
 }
 
-// preflightLine begins each line of the preflight's answer.
-const preflightLine = "multihost-preflight "
-
 // preflight applies the settings of the worker.
 func (w *starter) preflight(ctx context.Context) error {
 	path := filepath.Join(w.scratch, "preflight")
@@ -89,32 +86,12 @@ func (w *starter) preflight(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("preflight did not start: %w", plain(err))
 	}
-	ended := false
-	for line := range strings.Lines(string(out.Out)) {
-		text, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), preflightLine)
-		if !ok {
-			continue
-		}
-		word, fields, _ := strings.Cut(text, " ")
-		f := append([]string{word}, strings.SplitN(fields+strings.Repeat("\t", 7), "\t", 8)...)
-		switch {
-		case f[0] == "end":
-			ended = true
-		case f[0] == "info" && f[1] == "numa_nodes":
-			w.ready.numaNodes, _ = strconv.Atoi(f[2])
-		case f[0] == "info" && f[1] == "numactl":
-			w.ready.numactl = f[2] == "yes"
-		case f[0] == "result" && f[5] == "failed":
-			agent.Note(w.cfg.Out, "preflight: %s is not %s: %s", f[1], f[2], f[7])
-			if f[1] == "tpu_devices" || w.job.Preflight == "require" {
-				return fmt.Errorf("preflight: %s: %s", f[1], f[7])
-			}
-		}
+	answer := agent.ReadPreflight(out.Out)
+	w.ready.numaNodes, w.ready.numactl = answer.NUMANodes, answer.Numactl
+	for _, failed := range answer.Failed {
+		agent.Note(w.cfg.Out, "%s", failed)
 	}
-	if !ended && w.job.Preflight != "check" {
-		return fmt.Errorf("preflight did not end: %s", lastLine(out.Out))
-	}
-	return nil
+	return answer.Refusal(w.job.Preflight)
 }
 
 // noCode is the digest of a job without code.

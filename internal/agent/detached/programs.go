@@ -123,11 +123,6 @@ func content(f *os.File) ([]byte, error) {
 	return io.ReadAll(io.NewSectionReader(f, 0, outputLimit))
 }
 
-func lastLine(text []byte) string {
-	text = bytes.TrimRight(text, "\n")
-	return string(text[bytes.LastIndexByte(text, '\n')+1:])
-}
-
 // A user is the login that a command runs as.
 type user struct {
 	name     string

@@ -33,9 +33,9 @@ type Config struct {
 	Signals <-chan os.Signal // signals for the command
 	// Children gets SIGCHLD. It needs room for one signal only: Run may miss further ones.
 	Children <-chan os.Signal
-	// Preflight is a script that runs before the command, or "". If it fails, the command
-	// does not start.
+	// Preflight is the preflight's script, which runs before the command, or "".
 	Preflight string
+	Mode      string        // of the preflight: apply, require or check
 	NUMA      string        // bind, preferred or off, as in --numa
 	Sys       string        // "/sys"
 	Wait      time.Duration // longest wait at the end for a follower that has begun to read
@@ -49,12 +49,16 @@ const (
 	followedName = "followed"
 	endName      = "end"
 	ackName      = "ack"
+
+	preflightName = "preflight"
 )
 
 // Exit statuses of commands that did not run. Shells use the same ones.
 const (
 	statusNotFound = 127
 	statusNotRun   = 126
+
+	statusPreflight = 76 // of multihost, if the preflight fails
 )
 
 // openFiles is the limit of open files of the command, if the hard limit allows it.
@@ -102,10 +106,7 @@ func (r *runner) command() End {
 	adopt()
 	argv := r.Argv
 	if r.Preflight != "" {
-		if end, ok := r.before([]string{"bash", r.Preflight, "PLATFORM=GKE"}, env); !ok {
-			if end.Told == "" && end.Failure == "" {
-				end.Failure = "the preflight stopped the command"
-			}
+		if end, ok := r.preflight(env); !ok {
 			return end
 		}
 	}
@@ -120,6 +121,32 @@ func (r *runner) command() End {
 		}
 	}
 	return r.start(argv, env)
+}
+
+// preflight makes the settings of the worker. It returns false if the command must not
+// start. The settings are the node's, so that the next container mostly finds them made.
+func (r *runner) preflight(env []string) (End, bool) {
+	if _, err := os.Stat(r.Preflight); err != nil {
+		r.out.note("multihost: the image has no script of the preflight, so the worker's settings stay as they are")
+		return End{}, true
+	}
+	answer := filepath.Join(r.Dir, preflightName)
+	end := r.start([]string{"bash", "-c", `exec bash "$0" >"$1" 2>&1`, r.Preflight, answer}, env)
+	if end.Told != "" || end.Failure != "" {
+		return end, false
+	}
+	out, err := os.ReadFile(answer)
+	if err != nil {
+		return r.failed(statusPreflight, err), false
+	}
+	said := agent.ReadPreflight(out)
+	for _, failed := range said.Failed {
+		r.out.note("multihost: " + failed.String())
+	}
+	if err := said.Refusal(r.Mode); err != nil {
+		return r.failed(statusPreflight, err), false
+	}
+	return end, true
 }
 
 // before runs a program before the command. It returns false if the program failed, or a

@@ -320,29 +320,41 @@ func TestTheWaitForAFollowerEnds(t *testing.T) {
 }
 
 func TestThePreflightComesFirst(t *testing.T) {
+	const (
+		answer = "multihost-preflight "
+		rto    = answer + "result rto_min\t5ms\t\t\tfailed\t\tno route\n"
+		chips  = answer + "result tpu_devices\t4\t\t\tfailed\t\tnone found\n"
+		end    = answer + "end\n"
+	)
 	script := filepath.Join(t.TempDir(), "preflight.sh")
-	for text, want := range map[string]struct {
-		log  string
-		code int
+	for name, tt := range map[string]struct {
+		says, mode, log, failure string
+		code                     int
 	}{
-		"echo $1":           {"PLATFORM=GKE\ncommand\n", 0},
-		"echo bad; exit 76": {"bad\n", 76},
+		"all is well":        {end, "require", "command\n", "", 0},
+		"a setting":          {rto + end, "apply", "multihost: preflight: rto_min is not 5ms: no route\ncommand\n", "", 0},
+		"one is required":    {rto + end, "require", "multihost: preflight: rto_min is not 5ms: no route\nmultihost: preflight: rto_min: no route\n", "preflight: rto_min: no route", 76},
+		"no TPU":             {chips + end, "apply", "multihost: preflight: tpu_devices is not 4: none found\nmultihost: preflight: tpu_devices: none found\n", "preflight: tpu_devices: none found", 76},
+		"it does not end":    {"Bus error\n", "apply", "multihost: preflight did not end: Bus error\n", "preflight did not end: Bus error", 76},
+		"it only checks":     {"Bus error\n", "check", "command\n", "", 0},
+		"the script is away": {"", "apply", "multihost: the image has no script of the preflight, so the worker's settings stay as they are\ncommand\n", "", 0},
 	} {
-		if err := os.WriteFile(script, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c := begin(t, "echo command", func(c *Config) { c.Preflight = script })
-		if e := c.end(); e.Code != want.code || c.log() != want.log || (e.Failure != "") != (want.code != 0) {
-			t.Errorf("%s: %+v, %q", text, e, c.log())
-		}
+		t.Run(name, func(t *testing.T) {
+			if tt.says != "" {
+				testkit.Must(t, os.WriteFile(script, fmt.Appendf(nil, "printf %%b %q", tt.says), 0o600))
+				t.Cleanup(func() { testkit.Must(t, os.Remove(script)) })
+			}
+			c := begin(t, "echo command", func(c *Config) { c.Preflight, c.Mode = script, tt.mode })
+			if e := c.end(); e.Code != tt.code || c.log() != tt.log || e.Failure != tt.failure {
+				t.Errorf("%+v, %q", e, c.log())
+			}
+		})
 	}
-	if err := os.WriteFile(script, []byte("trap 'exit 0' TERM; echo up; while :; do sleep 0.01 2>/dev/null; done 2>/dev/null"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := begin(t, "echo command", func(c *Config) { c.Preflight = script })
-	c.prints("up")
+	testkit.Must(t, os.WriteFile(script, []byte("trap 'exit 0' TERM; : >"+script+".up; while :; do sleep 0.01; done"), 0o600))
+	c := begin(t, "echo command", func(c *Config) { c.Preflight, c.Mode = script, "apply" })
+	testkit.Eventually(t, "the script", func() bool { _, err := os.Stat(script + ".up"); return err == nil })
 	c.signals <- syscall.SIGTERM
-	if e := c.end(); e.Code != 143 || e.Told != "SIGTERM" || e.Failure != "" || c.log() != "up\n" {
+	if e := c.end(); e.Code != 143 || e.Told != "SIGTERM" || e.Failure != "" || c.log() != "" {
 		t.Errorf("%+v, %q", e, c.log())
 	}
 }

@@ -149,9 +149,10 @@ func (p inProcess) RoundTrip(q *http.Request) (*http.Response, error) {
 	return result, nil
 }
 
-// Unpack writes the files that an image has in its working directory below root, and
-// returns that directory. The rest of the image is not read: pods of the simulator use the
-// programs of this machine. If nobody has pushed the image, dir is "".
+// Unpack writes below root the files that an image has in its working directory, and small
+// files of its top directory. It returns the working directory, or "" if the image has none
+// or nobody has pushed it. The rest of the image is not written: pods of the simulator use
+// the programs of this machine.
 func (r *Registry) Unpack(image, root string) (dir string, err error) {
 	ref, err := name.ParseReference(image)
 	if err != nil {
@@ -170,8 +171,8 @@ func (r *Registry) Unpack(image, root string) (dir string, err error) {
 		return "", fmt.Errorf("unpack image %q: %w", image, err)
 	}
 	dir = config.Config.WorkingDir
-	if dir == "" || dir == "/" {
-		return "", nil
+	if dir == "/" {
+		dir = ""
 	}
 	layers, err := found.Layers()
 	for _, l := range layers {
@@ -185,7 +186,11 @@ func (r *Registry) Unpack(image, root string) (dir string, err error) {
 	return dir, nil
 }
 
-// unpack writes the files of a layer that are in a directory.
+// smallFile is the greatest size of a file of the top directory that Unpack writes. It is
+// below the size of multihost-agent, which the simulator has once for all pods.
+const smallFile = 1 << 20
+
+// unpack writes the files of a layer that Unpack writes.
 func unpack(l v1.Layer, dir, root string) error {
 	content, err := l.Uncompressed()
 	if err != nil {
@@ -207,7 +212,8 @@ func unpack(l v1.Layer, dir, root string) error {
 			return err
 		}
 		file := path.Join("/", head.Name)
-		if file != dir && !strings.HasPrefix(file, dir+"/") {
+		inDir := dir != "" && (file == dir || strings.HasPrefix(file, dir+"/"))
+		if small := path.Dir(file) == "/" && head.Typeflag == tar.TypeReg && head.Size <= smallFile; !inDir && !small {
 			continue
 		}
 		if err := write(below, strings.TrimPrefix(file, "/"), head, archive); err != nil {
