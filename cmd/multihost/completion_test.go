@@ -23,7 +23,7 @@ var freeFlags = []string{
 	"all-ports-from", "allow", "bucket-dir", "bucket-name", "command", "config", "cqr-extra-args", "data-disk", "description", "env",
 	"hosts", "iap-endpoint", "keep-on-failure", "labels", "listen", "max-log", "max-preemptions", "max-run-duration", "metadata",
 	"metadata-from-file", "metrics-regex", "network", "node-id", "node-prefix", "notify", "notify-url", "reservation", "scopes",
-	"base-docker-image", "cluster", "container", "context", "docker-image", "image-repository", "registry-endpoint", "namespace", "priority", "queue", "resource", "restart-on-exit-codes", "workload",
+	"base-docker-image", "cluster", "container", "context", "docker-image", "image-repository", "registry-endpoint", "namespace", "node-selector", "priority", "queue", "resource", "restart-on-exit-codes", "workload",
 	"cluster-cpu-machine-type", "cluster-state-gcs-bucket", "custom-cluster-arguments", "custom-nodepool-arguments", "custom-tpu-nodepool-arguments", "device-type", "docker-image-pull-secret",
 	"docker-name", "filter-by-job", "filter-by-status", "num-nodes", "pathways-gce-machine-type", "scheduler", "tensorboard-name", "tensorboard-region", "wait-for-job-completion",
 	"secret-env", "service-account", "sim-slices", "since", "slices", "source-ranges", "ssh-proxy-jump", "ssh-source-ranges", "stall-timeout",

@@ -53,12 +53,19 @@ the job says so before the command starts.
 --cqr-extra-args takes gcloud's flags of "queued-resources create" as one
 string: --cqr-extra-args="--network=mtu9k --spot".
 
+With --cluster (or --context, --kubeconfig) the job is a workload of a Kubernetes
+cluster, which starts the command and restarts it; this machine only follows it.
+--docker-image or --base-docker-image says what is in the pods (docs/gke.md).
+
 With --detach and --bucket-name the job needs no runner: the workers fetch the
 code from the bucket, start the command, write their logs to the bucket and
 delete the slices when all have ended. docs/detached.md says which rights they
 need.`,
 		Flags: options.JobFlags(),
 		Action: withSession(func(s *session, c *call) error {
+			if options.IsClusterJob(c.Line) {
+				return clusterJob(s, c)
+			}
 			o := options.Job(&c.Call, s.machine(c))
 			why := s.chooseProvider(c, o.Request)
 			s.makeOnly()

@@ -10,6 +10,7 @@ import (
 	"multihost/internal/options"
 	"multihost/internal/runs"
 	"multihost/internal/ui"
+	"multihost/internal/workloadrun"
 )
 
 func logsCommand() *cli.Command {
@@ -59,7 +60,13 @@ workers by these times. Lines with the same time are in the order of the workers
 			}
 			out := s.view.Logs(show)
 			whole, err := logs.LocalLog(c.Context, runsDeps(d), name, o, out)
+			var run *workloadrun.Deps
 			if !whole && err == nil {
+				run, err = s.workloadRun(c, name)
+			}
+			if run != nil && err == nil {
+				err = workloadrun.Logs(c.Context, *run, name, o, out)
+			} else if !whole && err == nil {
 				if err = s.login(c, d); err == nil {
 					err = logs.Logs(c.Context, runsDeps(d), name, c.String("tpu-prefix"), o, out)
 				}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/urfave/cli/v2"
+
 	"multihost/internal/cmdline"
 	"multihost/internal/options"
 	"multihost/internal/qr/createflags"
@@ -14,15 +16,16 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestEveryFlagOfRunAndJobIsAnOption: a flag of run or job is in the table of options, or
-// in the table of requests of package qr.
+// TestEveryFlagOfRunAndJobIsAnOption: a flag of run or job is in the table of options, in
+// the table of requests of package qr, or describes a workload of a cluster.
 func TestEveryFlagOfRunAndJobIsAnOption(t *testing.T) {
 	t.Parallel()
 	for path, rows := range map[string][]options.Option{"run": options.RunRows(), "job": options.JobRows()} {
 		for _, f := range cmdline.FindCommand(commands(), path).Flags {
 			name := f.Names()[0]
 			requested := slices.ContainsFunc(createflags.All(), func(r createflags.Flag) bool { return r.Name == name })
-			if !requested && !slices.ContainsFunc(rows, func(o options.Option) bool { return o.Name() == name }) {
+			ofWorkload := path == "job" && slices.ContainsFunc(options.WorkloadFlags(), func(w cli.Flag) bool { return w.Names()[0] == name })
+			if !requested && !ofWorkload && !slices.ContainsFunc(rows, func(o options.Option) bool { return o.Name() == name }) {
 				t.Errorf("--%s of %s is no row of the table of options", name, path)
 			}
 		}

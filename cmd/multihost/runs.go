@@ -16,6 +16,8 @@ import (
 	"multihost/internal/runs"
 	"multihost/internal/settings"
 	"multihost/internal/ui"
+	"multihost/internal/workers"
+	"multihost/internal/workloadrun"
 )
 
 func psCommand() *cli.Command {
@@ -40,7 +42,9 @@ are deleted.
 			if err != nil {
 				return err
 			}
-			return interruptible(c.Context, runs.List(c.Context, runsDeps(d), c.String("tpu-prefix"), numbers, c.Bool("all")))
+			rd := runsDeps(d)
+			rd.Workloads = s.workloads()
+			return interruptible(c.Context, runs.List(c.Context, rd, c.String("tpu-prefix"), numbers, c.Bool("all")))
 		}),
 	}, exitOK, exitUsage, exitUnavailable, exitPermission, exitConfig)
 }
@@ -61,6 +65,13 @@ the run going.`,
 		Action: withSession(func(s *session, c *call) error {
 			name := options.RunWord(&c.Call)
 			o := options.Attach(&c.Call, c.lookup)
+			if w, err := s.workloadRun(c, name); err != nil || w != nil {
+				if err == nil {
+					onInterrupts(s, c, &deps{Reach: &workers.Reach{Invocation: w.Of}, Keeper: w.Keeper})
+					err = outcome(workloadrun.Follow(c.Context, *w, name, workloadrun.Options{}))
+				}
+				return err
+			}
 			d, err := s.workers(c)
 			if err != nil {
 				return err
@@ -84,6 +95,12 @@ on this machine. Without a terminal, slices with such logs stay.`,
 		Flags: slices.Concat(options.HostFlags(), options.BucketFlags(), []cli.Flag{options.PrefixFlag(), options.GraceFlag()}, options.SSHFlags()),
 		Action: withSession(func(s *session, c *call) error {
 			name := options.RunWord(&c.Call)
+			if w, err := s.workloadRun(c, name); err != nil || w != nil {
+				if err == nil {
+					err = interruptible(c.Context, workloadrun.Stop(c.Context, *w, name))
+				}
+				return err
+			}
 			d, err := s.workers(c)
 			if err != nil {
 				return err

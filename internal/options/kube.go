@@ -77,7 +77,7 @@ func NeededKube(c *Call, m Machine) KubeChoice {
 // opensCluster reports whether a command opens the cluster of KubeOptions itself, because
 // it is about the cluster and not about workers.
 func opensCluster(l *cmdline.Line) bool {
-	return len(l.Path) > 0 && (l.Path[0] == "workload" || l.Path[0] == "xpk")
+	return len(l.Path) > 0 && (l.Path[0] == "workload" || l.Path[0] == "xpk") || IsClusterJob(l)
 }
 
 // InKubeconfig reports whether a command line is about a cluster that needs no project.

@@ -1,11 +1,6 @@
 package options
 
 import (
-	"fmt"
-	"slices"
-
-	"github.com/urfave/cli/v2"
-
 	"multihost/internal/cmdline"
 	"multihost/internal/help"
 	"multihost/internal/qr/createflags"
@@ -28,17 +23,13 @@ func Rules(complete cmdline.CompleteRules) cmdline.Rules {
 	}
 }
 
-// foreignFlag returns the error for a flag of gcloud that the qr commands do not take, of XPK
-// that the xpk commands do not take, or of a cluster that job does not take.
+// foreignFlag returns the error for a flag of gcloud that the qr commands do not take, or of
+// XPK that the xpk commands do not take.
 func foreignFlag(path []string, flag string) error {
 	if len(path) > 0 && path[0] == "qr" {
 		if refused := createflags.Refused(flag); refused != nil {
 			return refused
 		}
-	}
-	if len(path) > 0 && path[0] == "job" && slices.ContainsFunc(KubeFlags(), func(f cli.Flag) bool { return f.Names()[0] == flag }) {
-		return &cmdline.UsageError{Err: fmt.Errorf("--%s: the slices of multihost job are VMs, not pods of a cluster", flag),
-			Advice: "in a cluster: multihost workload create --cluster=NAME, or multihost run --cluster=NAME on slices that pods hold"}
 	}
 	return xpkRefused(path, flag)
 }
@@ -158,7 +149,7 @@ var flagGroups = []help.Group{
 		Title: "where",
 		Shown: []string{"project", "zone", "tpu-prefix", "slices", "allow-partial", "hosts", "tpu-type", "num-slices", "node-count",
 			"spot", "reserved", "network", "network-create", "runtime-version", "confirm"},
-		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "registry-endpoint", "queue", "priority", "num-nodes", "resource", "device-type", "docker-image-pull-secret", "docker-name", "scheduler", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex", "flex-start", "best-effort", "guaranteed", "provisioning-model",
+		Rest: []string{"hosts-file", "cluster", "context", "kubeconfig", "namespace", "docker-image", "base-docker-image", "image-repository", "registry-endpoint", "queue", "priority", "num-nodes", "resource", "node-selector", "device-type", "docker-image-pull-secret", "docker-name", "scheduler", "node-prefix", "node-id", "provider", "type", "machine-type", "topology", "on-demand", "flex", "flex-start", "best-effort", "guaranteed", "provisioning-model",
 			"reservation", "subnetwork", "gke-version", "default-pool-cpu-machine-type", "default-pool-cpu-num-nodes", "cluster-cpu-machine-type", "custom-cluster-arguments", "custom-nodepool-arguments", "custom-tpu-nodepool-arguments", "host-maintenance-interval", "force", "yes",
 			"internal-ips", "ssh-source-ranges", "configuration", "access-token-file", "platform"},
 	},

@@ -75,7 +75,21 @@ func JobFlags() []cli.Flag {
 	own := FlagsOf(ownJobOptions())
 	all := RequestFlags(own...)
 	rest := slices.Concat(all, FlagsOf(JobRows()[len(own):]))
+	for _, f := range WorkloadFlags() {
+		name := f.Names()[0]
+		if name == "workload" || hasFlag(rest, name) {
+			continue
+		}
+		if n, ok := f.(*cli.IntFlag); ok { // of these names, job has some for other flags
+			n.Aliases = nil
+		}
+		rest = append(rest, f)
+	}
 	return slices.DeleteFunc(rest, func(f cli.Flag) bool { return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0]) })
+}
+
+func hasFlag(all []cli.Flag, name string) bool {
+	return slices.ContainsFunc(all, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 }
 
 // BucketFlags name the bucket of a job without runner that another machine may have
@@ -116,6 +130,7 @@ func asMaxText(c *Call) bool {
 
 // Job reads the options of job, and refuses an invalid request.
 func Job(c *Call, m Machine) job.JobOptions {
+	refuseOutside(c)
 	o := runOrJob(c, m, JobRows())
 	run := &o.Run
 	run.MaxText = asMaxText(c)

@@ -99,6 +99,13 @@ func WorkloadOf(c *Call, m Machine) Workload {
 		Queue: c.String("queue"), Priority: c.String("priority"), MaxRestarts: c.Int("max-restarts"),
 		TTL: c.Int("ttl-seconds-after-finished"), Grace: c.Int("termination-grace-period-seconds"),
 	}
+	readWorkloadEnv(c, &s)
+	return readWorkload(c, s, cmdline.Word)
+}
+
+// readWorkload completes a Spec with the flags that workload create and a job in a cluster
+// have in common. named is the flag, or cmdline.Word, that names the workload.
+func readWorkload(c *Call, s workload.Spec, named string) Workload {
 	w := Workload{NamedQueue: c.IsSet("queue"), NamedPriority: c.IsSet("priority")}
 	s.Preflight = c.String("preflight")
 	c.OneOf("preflight", s.Preflight, "apply", "require", "check", "off")
@@ -134,7 +141,7 @@ func WorkloadOf(c *Call, m Machine) Workload {
 	}
 	if c.Sound() {
 		if err := s.Check(); err != nil {
-			c.Refuse(&cmdline.UsageError{Err: err}, cmdline.Word, "workload", "tpu-type", "num-nodes")
+			c.Refuse(&cmdline.UsageError{Err: err}, named, "workload", "tpu-type", "num-nodes")
 		}
 	}
 	w.Spec = s
@@ -194,8 +201,8 @@ func readWorkloadType(c *Call, s *workload.Spec) {
 	s.Type = t
 }
 
-// readWorkloadLists reads flags with several values.
-func readWorkloadLists(c *Call, s *workload.Spec) {
+// readWorkloadEnv reads the variables of the command.
+func readWorkloadEnv(c *Call, s *workload.Spec) {
 	vars, err := config.ParseEnvAssignments(c.StringSlice("env"))
 	if err != nil {
 		c.Refuse(&cmdline.UsageError{Err: err}, "env")
@@ -204,6 +211,10 @@ func readWorkloadLists(c *Call, s *workload.Spec) {
 		refuseVariable(c, "env", v.Name, v.Value)
 		s.Env = append(s.Env, workload.Variable{Name: v.Name, Value: v.Value})
 	}
+}
+
+// readWorkloadLists reads flags with several values.
+func readWorkloadLists(c *Call, s *workload.Spec) {
 	for _, text := range c.StringSlice("resource") {
 		r, err := workload.ParseResource(text)
 		if err != nil {
@@ -212,9 +223,11 @@ func readWorkloadLists(c *Call, s *workload.Spec) {
 		}
 		s.Resources = append(s.Resources, r)
 	}
-	if s.NodeSelector, err = workload.ParseSelector(c.StringSlice("node-selector")); err != nil {
+	selector, err := workload.ParseSelector(c.StringSlice("node-selector"))
+	if err != nil {
 		c.Refuse(&cmdline.UsageError{Err: err}, "node-selector")
 	}
+	s.NodeSelector = selector
 	codes := c.String("restart-on-exit-codes")
 	if codes == "" {
 		return

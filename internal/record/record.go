@@ -55,11 +55,14 @@ type Record struct {
 	Workers int       `json:"workers"`
 	Hosts   string    `json:"hosts,omitempty"`   // the machines of a run on hosts that no cloud knows
 	Cluster *Cluster  `json:"cluster,omitempty"` // the cluster of a run in pods
-	Slices  []Slice   `json:"slices"`
-	LogDir  string    `json:"log_dir"`
-	Ended   bool      `json:"ended,omitempty"`
-	Code    int       `json:"exit_code,omitempty"`
-	Cut     bool      `json:"cut,omitempty"` // a log here has only its beginning, because the disk was full
+	// Workload is the UID of the workload whose command the run is. "" means that the run is
+	// no workload.
+	Workload string  `json:"workload,omitempty"`
+	Slices   []Slice `json:"slices"`
+	LogDir   string  `json:"log_dir"`
+	Ended    bool    `json:"ended,omitempty"`
+	Code     int     `json:"exit_code,omitempty"`
+	Cut      bool    `json:"cut,omitempty"` // a log here has only its beginning, because the disk was full
 
 	// Work identifies the command, its environment and its code: attempts with the same
 	// Work do the same. It contains no values of secrets. "" means that it was not
@@ -106,7 +109,7 @@ type PastAttempt struct {
 	Again   bool      `json:"again,omitempty"` // another attempt should follow
 	LogDir  string    `json:"log_dir"`
 	Cut     bool      `json:"cut,omitempty"`    // as in Record
-	Slices  []string  `json:"slices,omitempty"` // ids of its slices
+	Slices  []string  `json:"slices,omitempty"` // ids of its slices; of a workload: of its pods
 }
 
 // Over reports whether the run has ended, was followed to its end, and will not start

@@ -16,6 +16,7 @@ import (
 	"multihost/internal/launch"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
+	"multihost/internal/workload"
 )
 
 // A Seen is a run as the workers report it.
@@ -55,6 +56,10 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 		seen, detachedErr = append(seen, rows...), err
 	}
 	see := survey(ctx, d.Reach, prefix, only, seen)
+	var none *tpu.NoSlicesError
+	if d.Workloads != nil && errors.As(see.err, &none) { // runs need not be on held slices
+		see.err = nil
+	}
 	if see.slices == nil && see.err != nil && len(seen) == 0 {
 		return errors.Join(see.err, detachedErr)
 	}
@@ -64,6 +69,10 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 			seen = append(seen, rowOf(f, see))
 		}
 	}
+	if d.Workloads != nil && prefix == "" && len(only) == 0 {
+		rows, err := workloadRows(ctx, d, ended)
+		seen, surveyErr = append(seen, rows...), errors.Join(surveyErr, err)
+	}
 	if len(only) == 0 { // with chosen slices, leave out requests: they need not have slices
 		var err error
 		seen, err = withRequests(ctx, d, prefix, seen, see.found)
@@ -71,6 +80,22 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 	}
 	d.Sink.Emit(event.Result{Name: "runs", Text: table(seen, ended), Data: seen})
 	return surveyErr
+}
+
+// workloadRows returns the rows of the workloads of a cluster.
+func workloadRows(ctx context.Context, d Deps, ended bool) (rows []Seen, err error) {
+	all, err := d.Workloads.List(ctx)
+	for _, w := range all {
+		if w.Ended != nil && !ended {
+			continue
+		}
+		row := Seen{Run: w.Name, Attempt: w.Restarts + 1, State: string(w.State), Owner: w.User, Created: w.Created, Command: w.Command, age: d.Clock.Now().Sub(w.Created)}
+		for i := range w.Slices {
+			row.Slices = append(row.Slices, workload.SliceName(w.Name, i))
+		}
+		rows = append(rows, row)
+	}
+	return rows, err
 }
 
 // rowOf returns the row of a run on the slices of see.

@@ -39,6 +39,7 @@ import (
 	"multihost/internal/teardown"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
+	"multihost/internal/workloads"
 )
 
 // Deps holds what commands on runs work with.
@@ -46,7 +47,8 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
-	Agents program.Set // the programs for workers that have no runner
+	Agents    program.Set        // the programs for workers that have no runner
+	Workloads *workloads.Cluster // the cluster whose workloads List lists, too; nil: none
 }
 
 // Locate finds a run by its name, in this machine's records or else on the slices.

@@ -219,6 +219,18 @@ func (s Spec) env(local int) []corev1.EnvVar {
 	return all
 }
 
+// CommandOf returns the command of a workload that this package has made, or "".
+func CommandOf(js *jobset.JobSet) string {
+	for _, job := range js.Spec.ReplicatedJobs {
+		for _, c := range job.Template.Spec.Template.Spec.Containers {
+			if n := len(c.Command); n > 2 && c.Command[n-3] == "bash" && c.Command[n-2] == "-c" {
+				return strings.ReplaceAll(c.Command[n-1], "$$", "$")
+			}
+		}
+	}
+	return ""
+}
+
 // plain returns a text that Kubernetes turns into the given one when it replaces $(NAME)
 // and $$.
 func plain(text string) string { return strings.ReplaceAll(text, "$", "$$") }

@@ -177,6 +177,9 @@ func (s Spec) Workers() int {
 	return n.Count
 }
 
+// SliceName returns the name of a slice of a workload.
+func SliceName(workload string, slice int) string { return fmt.Sprintf("%s-%d", workload, slice) }
+
 // Host returns the name under which the pods of a workload reach a worker.
 func (s Spec) Host(w tpu.WorkerID) string {
 	return fmt.Sprintf("%s-%s-%d-%d.%s", s.Name, JobName, w.Slice, w.Worker, s.Name)

@@ -21,14 +21,24 @@ import (
 // FollowOptions say where output goes.
 type FollowOptions struct {
 	// Output opens the receiver of a container's output in an attempt. The first attempt is
-	// 1. Follow opens each receiver once and closes it.
+	// 1. Follow opens each receiver once and closes it. A receiver that is a Holder gets only
+	// what it lacks. If Output is nil, Follow copies no output.
 	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
+	// Ended is told of an attempt when the next one begins. It may be nil.
+	Ended func(workload.Attempt)
 	// Look is how often Follow asks why the workload does not run. 0 means 10 seconds. The
 	// first time is after two seconds at most.
 	Look time.Duration
 	// Settle is how long output may still come after the end of the workload. 0 means one
 	// minute.
 	Settle time.Duration
+}
+
+// A Holder is a receiver of output that has the beginning of the output already, from an
+// earlier command.
+type Holder interface {
+	// Held opens what the receiver has. Follow closes it before it writes.
+	Held() (io.ReadCloser, error)
 }
 
 // An Outcome is how a workload ended.
@@ -85,6 +95,7 @@ type following struct {
 	pods       map[string]*followed // by UID
 	copies     int                  // number of copies in progress
 	incomplete []string
+	attempts   int    // number of attempts whose output has begun
 	why        string // why the workload waits, as last reported
 	restarts   int    // number of restarts, as last reported
 	deleted    bool
@@ -245,12 +256,21 @@ func (f *following) saw(ctx context.Context, o *corev1.Pod, gone bool) {
 	}
 }
 
-// attemptOf returns the number of the attempt of a pod.
+// attemptOf returns the number of the attempt of a pod. It tells Ended of the attempt before
+// a new one.
 func (f *following) attemptOf(uid string) int {
-	for _, a := range workload.Attempts(f.history()) {
-		if slices.ContainsFunc(a.Pods, func(p workload.Pod) bool { return p.UID == uid }) {
-			return a.Number
+	all := workload.Attempts(f.history())
+	for i, a := range all {
+		if !slices.ContainsFunc(a.Pods, func(p workload.Pod) bool { return p.UID == uid }) {
+			continue
 		}
+		if a.Number > f.attempts {
+			f.attempts = a.Number
+			if i > 0 && f.Ended != nil {
+				f.Ended(all[i-1])
+			}
+		}
+		return a.Number
 	}
 	return 1 // cannot be: the pod is in the history
 }

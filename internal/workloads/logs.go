@@ -57,10 +57,14 @@ func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writ
 // output writes the output of a container, with follow until the container has ended.
 func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.Container, follow bool, w io.Writer) error {
 	if follow && hasAgent(container) {
-		if p.Status.Phase == corev1.PodRunning {
-			return c.tail(ctx, p, container, w)
+		out, err := newCounted(w)
+		if err != nil {
+			return err
 		}
-		return c.rest(ctx, p, container.Name, newCounted(w))
+		if p.Status.Phase == corev1.PodRunning {
+			return c.tail(ctx, p, container, out)
+		}
+		return c.rest(ctx, p, container.Name, out)
 	}
 	r, err := c.Client.Logs(ctx, p.Namespace, p.Name, kube.LogOptions{Container: container.Name, Follow: follow})
 	if err != nil {
@@ -170,9 +174,8 @@ const againAfter = time.Second
 
 // tail writes the exact output of a running container. After a break it continues behind
 // the last byte. At the end it tells the agent, which waits for that.
-func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Container, w io.Writer) error {
+func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Container, out *counted) error {
 	agent := append(slices.Clone(container.Command[:1]), "pod")
-	out := newCounted(w)
 	for {
 		var problem bytes.Buffer
 		code, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "tail", strconv.FormatInt(out.n, 10)), out, &problem)
@@ -298,7 +301,21 @@ type counted struct {
 	hash hash.Hash // hash of what it took
 }
 
-func newCounted(w io.Writer) *counted { return &counted{w: w, hash: sha256.New()} }
+// newCounted counts what w takes, together with what w holds.
+func newCounted(w io.Writer) (*counted, error) {
+	c := &counted{w: w, hash: sha256.New()}
+	h, ok := w.(Holder)
+	if !ok {
+		return c, nil
+	}
+	held, err := h.Held()
+	if err != nil {
+		return nil, err
+	}
+	defer held.Close()
+	c.n, err = io.Copy(c.hash, held)
+	return c, err
+}
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.w.Write(p)

@@ -93,6 +93,32 @@ func noJobSet(err error) error {
 	return &AbsentError{Text: "the cluster has no JobSet, which workloads need", Advice: "install it with: multihost cluster create", kind: fault.Configuration, err: err}
 }
 
+// A Workload is what its JobSet says of a workload.
+type Workload struct {
+	Name    string
+	UID     string // of the JobSet
+	User    string // "": it was not made by multihost
+	Slices  int
+	Workers int // of a slice
+	Command string
+	Created time.Time
+	Ended   bool
+}
+
+// Find returns a workload, or nil if there is none.
+func (c *Cluster) Find(ctx context.Context, name string) (*Workload, error) {
+	js, err := c.jobsets().Get(ctx, name)
+	if kube.NotFound(err) || err == nil && js.Labels[workload.LabelWorkload] == "" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	w := &Workload{Name: js.Name, UID: string(js.UID), User: js.Labels[provision.LabelUser], Command: workload.CommandOf(js), Created: js.CreationTimestamp.Time, Ended: !workload.EndOf(js).IsZero()}
+	w.Slices, w.Workers, _ = workload.Shape(js)
+	return w, nil
+}
+
 // A Row describes a workload.
 type Row struct {
 	Name      string         `json:"name"`
@@ -110,6 +136,7 @@ type Row struct {
 	Restarts int        `json:"restarts"`
 	Created  time.Time  `json:"created"`
 	Ended    *time.Time `json:"ended"`
+	Command  string     `json:"command,omitempty"`
 }
 
 // List returns the workloads of the namespace, newest last.
@@ -141,7 +168,7 @@ func row(js *jobset.JobSet, queued queues) Row {
 	r := Row{
 		Name: js.Name, Namespace: js.Namespace, User: js.Labels[provision.LabelUser], State: workload.StateOf(js, own),
 		Slices: slicesOf, Workers: slicesOf * workers, Nodes: nodes, Queue: js.Labels[workload.LabelQueue],
-		Restarts: int(js.Status.Restarts), Created: js.CreationTimestamp.Time,
+		Restarts: int(js.Status.Restarts), Created: js.CreationTimestamp.Time, Command: workload.CommandOf(js),
 	}
 	for _, job := range js.Spec.ReplicatedJobs {
 		r.Priority = cmp.Or(r.Priority, job.Template.Spec.Template.Spec.PriorityClassName)

@@ -22,6 +22,7 @@ import (
 	"multihost/internal/kube"
 	"multihost/internal/options"
 	"multihost/internal/provision"
+	"multihost/internal/record"
 	"multihost/internal/tpu"
 	"multihost/internal/ui"
 	"multihost/internal/workloads"
@@ -48,6 +49,8 @@ type Call struct {
 	Agents    func() agentprogram.Set
 	DryRun    bool
 	UserAgent string
+
+	Keeper *record.Keeper // for commands about runs
 
 	Ready   func() error // ends the reading of flags; returns what is wrong with them
 	Confirm func(ctx context.Context, question string) error
@@ -149,6 +152,21 @@ func (c *Call) RefuseRepository(o options.Workload) {
 // error with the exit status of the command unless that is 0. A dry run shows what Submit
 // would make.
 func (c *Call) Submit(cluster *workloads.Cluster, o options.Workload, follow bool) error {
+	name, err := c.submit(cluster, o)
+	if err != nil || c.DryRun {
+		return err
+	}
+	later := "multihost workload logs " + name + " --follow " + cluster.Flags + "\ndelete it with: multihost workload delete " + name + " " + cluster.Flags
+	if !follow {
+		event.Notef(c.Sink, event.Info, later, "workload %s is made", name)
+		return nil
+	}
+	event.Notef(c.Sink, event.Info, "", "workload %s is made", name)
+	return c.follow(cluster, name, later)
+}
+
+// submit makes a workload and returns its name. A dry run shows what submit would make.
+func (c *Call) submit(cluster *workloads.Cluster, o options.Workload) (name string, err error) {
 	o.Spec.Labels = map[string]string{provision.LabelUser: provision.LabelValue(c.Machine.User)}
 	r := workloads.Request{Spec: o.Spec, NamedQueue: o.NamedQueue, NamedPriority: o.NamedPriority, ID: rand.Text(), DryRun: c.DryRun}
 	if o.Repository != options.ImageAsIs {
@@ -156,22 +174,16 @@ func (c *Call) Submit(cluster *workloads.Cluster, o options.Workload, follow boo
 	}
 	js, err := cluster.Create(c.Context, r)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if c.DryRun {
 		p, err := planOf(js, o.Spec, js.Namespace)
 		if err == nil {
 			c.View.Emit(event.Result{Name: "workload_plan", Text: p.String(), Data: p})
 		}
-		return err
+		return js.Name, err
 	}
-	later := "multihost workload logs " + js.Name + " --follow " + cluster.Flags + "\ndelete it with: multihost workload delete " + js.Name + " " + cluster.Flags
-	if !follow {
-		event.Notef(c.Sink, event.Info, later, "workload %s is made", js.Name)
-		return nil
-	}
-	event.Notef(c.Sink, event.Info, "", "workload %s is made", js.Name)
-	return c.follow(cluster, js.Name, later)
+	return js.Name, nil
 }
 
 func (k Kit) list() *cli.Command {

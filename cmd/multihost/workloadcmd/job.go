@@ -1,0 +1,49 @@
+package workloadcmd
+
+import (
+	"multihost/internal/event"
+	"multihost/internal/options"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/workloadrun"
+	"multihost/internal/workloads"
+)
+
+// Job makes a workload and follows it as a run. With --detach it only makes the workload.
+// begin is called before the workload is made.
+func (c *Call) Job(k options.KubeChoice, o options.ClusterJob, begin func()) (stage.Outcome, error) {
+	cluster, err := c.Open(k)
+	if err != nil {
+		return stage.Outcome{}, err
+	}
+	defer cluster.Client.Close()
+	if c.Bool("confirm") && !c.DryRun {
+		if err := c.Confirm(c.Context, "make workload "+o.Spec.Name+"?"); err != nil {
+			return stage.Outcome{}, err
+		}
+	}
+	begin()
+	name, err := c.submit(cluster, o.Workload)
+	if err != nil || c.DryRun {
+		return stage.Outcome{}, err
+	}
+	later := "follow it with: multihost attach " + name + " " + cluster.Flags + "; end it with: multihost stop " + name + " " + cluster.Flags
+	if c.Bool("detach") {
+		event.Notef(c.Sink, event.Info, later, "run %s goes on without this machine, in the cluster", name)
+		return stage.Outcome{Started: true, Detached: true}, nil
+	}
+	event.Notef(c.Sink, event.Info, later, "run %s needs this machine no more: the cluster has it", name)
+	d := workloadrun.Deps{Keeper: c.Keeper, Cluster: cluster, At: recorded(k, cluster)}
+	if c.Cloud != nil {
+		d.Project, d.Zone = c.Cloud.Project(), c.Cloud.Zone()
+	}
+	return workloadrun.Follow(c.Context, d, name, workloadrun.Options{Ours: true, LogDir: o.Run.LogDir})
+}
+
+// recorded returns the cluster for the record of a run.
+func recorded(k options.KubeChoice, cluster *workloads.Cluster) record.Cluster {
+	if k.Cluster != "" {
+		return record.Cluster{Name: k.Cluster, Namespace: cluster.Client.Namespace()}
+	}
+	return record.Cluster{Kubeconfig: k.Config.Kubeconfig, Context: cluster.Client.Context(), Namespace: cluster.Client.Namespace()}
+}

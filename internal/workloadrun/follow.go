@@ -1,0 +1,446 @@
+package workloadrun
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"multihost/internal/event"
+	"multihost/internal/follow"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/tpu"
+	"multihost/internal/workload"
+	"multihost/internal/workloads"
+)
+
+// following is the state of one Follow. Only the goroutine of workloads.Follow uses the
+// fields below workload, until it has ended.
+type following struct {
+	Deps
+	Options
+	copies   bool // this command copies the logs and keeps the record
+	ids      []tpu.WorkerID
+	base     string        // directory for the logs of the first attempt
+	begin    time.Time     // begin of Follow
+	opened   chan struct{} // gets a token for each output that is opened
+	workload *workloads.Workload
+
+	rec     *record.Record
+	begun   time.Time         // when the command was first seen to run; zero: never
+	numbers map[int]int       // number of each attempt, by its number in workloads.Follow
+	first   map[string]string // first container of each log
+	broken  []tpu.WorkerID    // workers whose logs cannot be written here
+}
+
+// do follows the run and tells its end.
+func (f *following) do(ctx context.Context) (stage.Outcome, error) {
+	run := f.rec.Run
+	f.Of.SetStatus(func(st *stage.Status) {
+		st.Run, st.Ours, st.Resource, st.Delete = run, f.Ours, "workload "+run, "multihost stop "+run
+	})
+	defer f.Of.SetStatus(func(st *stage.Status) { *st = stage.Status{} })
+	f.Of.Sink.Emit(event.Phase{Name: "queue", State: event.Started})
+	seeing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	var out workloads.Outcome
+	var err error
+	ended := make(chan struct{})
+	go func() { // the caller waits for ended
+		defer close(ended)
+		out, err = f.Cluster.Follow(seeing, run, workloads.FollowOptions{Output: f.output, Ended: f.attemptEnded})
+	}()
+	var why error
+	if f.Stop != "" {
+		why = &stopped{f.Stop}
+	} else {
+		select {
+		case <-ended:
+			return f.conclude(out, err, nil)
+		case <-ctx.Done():
+			why = context.Cause(ctx)
+		}
+	}
+	if f.Stop == "" && leaves(why, f.Ours) {
+		cancel()
+		<-ended
+		return f.leave(why)
+	}
+	event.Notef(f.Of.Sink, event.Info, "", "stopping run %s (%v): the cluster deletes its pods", run, why)
+	stopping, over := f.untilLeave(context.WithoutCancel(ctx))
+	defer over()
+	f.await(stopping)
+	if failed := f.Cluster.Delete(stopping, run); failed != nil {
+		cancel()
+		<-ended
+		return stage.Outcome{Started: true}, &stage.Error{Stage: stage.Stopping, Err: failed, Text: "run " + run + " may still be running", Advice: "type again: multihost stop " + run + " " + f.Cluster.Flags}
+	}
+	<-ended
+	return f.conclude(out, err, why)
+}
+
+// A stopped error is the reason for which a command of the user has stopped a run.
+type stopped struct{ by string }
+
+func (e *stopped) Error() string { return e.by }
+
+// untilLeave returns a context that ends when the user wants to leave at once.
+func (f *following) untilLeave(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() { // ends with over
+		select {
+		case <-f.Of.Leave:
+			cancel(errors.New("left at once"))
+		case <-done:
+		}
+	}()
+	return ctx, func() { close(done); cancel(nil) }
+}
+
+// connectLimit is how long a stop waits for the connections to the pods.
+const connectLimit = 5 * time.Second
+
+// connectPause is how long the connection to a pod takes at most, mostly.
+const connectPause = time.Second
+
+// await waits until the outputs of all running pods are connected, so that a deletion takes
+// no output with it.
+func (f *following) await(ctx context.Context) {
+	s, err := f.Cluster.Status(ctx, f.rec.Run)
+	if err != nil || len(s.Attempts) == 0 {
+		return
+	}
+	running := 0
+	for _, p := range s.Attempts[len(s.Attempts)-1].Pods {
+		if p.Started != nil && p.Ended == nil {
+			running++
+		}
+	}
+	limit := f.Of.Clock.After(connectLimit)
+	for range running {
+		select {
+		case <-f.opened:
+		case <-limit:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+	select { // an opened output is connected soon
+	case <-f.Of.Clock.After(connectPause):
+	case <-ctx.Done():
+	}
+}
+
+// leave says that the run goes on without this command.
+func (f *following) leave(why error) (stage.Outcome, error) {
+	f.Of.Sink.Emit(event.Phase{Name: f.phase(), State: event.Done, Detail: "left running"})
+	event.Notef(f.Of.Sink, event.Info, f.later(), "left run %s: the cluster goes on with it", f.rec.Run)
+	return stage.Outcome{Started: true}, why
+}
+
+// later says what the user can type about a run that goes on.
+func (f *following) later() string {
+	return "follow it with: multihost attach " + f.rec.Run + "; end it with: multihost stop " + f.rec.Run
+}
+
+func (f *following) phase() string {
+	if f.begun.IsZero() {
+		return "queue"
+	}
+	return "run"
+}
+
+// output opens the receiver of the output of a pod's container.
+func (f *following) output(attempt int, p workload.Pod, container string) (io.WriteCloser, error) {
+	if f.begun.IsZero() {
+		f.begun = f.Of.Clock.Now()
+		f.Of.Sink.Emit(event.Phase{Name: "queue", State: event.Done, Elapsed: f.begun.Sub(f.begin)})
+		f.Of.Sink.Emit(event.Phase{Name: "run", State: event.Started, Detail: f.rec.Command})
+		f.Of.SetStatus(func(st *stage.Status) { st.Running = tpu.FoldShort(f.ids) })
+	}
+	number, ok := f.numbers[attempt]
+	if !ok {
+		number = numberOf(f.rec.Attempts, p.UID, p.Restart)
+		f.numbers[attempt] = number
+		f.attemptBegins(number)
+	}
+	select {
+	case f.opened <- struct{}{}:
+	default: // nobody waits for so many
+	}
+	out := &receiver{f: f, id: p.Worker}
+	if f.copies {
+		f.remember(number, p.UID)
+		f.open(out, number, container)
+	}
+	return out, nil
+}
+
+// open opens the file of a receiver. Without it, the output is only shown.
+func (f *following) open(out *receiver, number int, container string) {
+	dir := f.dirOf(number)
+	path := record.LogPath(dir, out.id)
+	switch first, ok := f.first[path]; {
+	case !ok:
+		f.first[path] = container
+		out.arrivals = &record.ArrivalWriter{Path: record.ArrivalsPath(dir, out.id), Now: f.Of.Clock.Now}
+	case first != container: // further containers of a worker have files of their own
+		path = strings.TrimSuffix(path, ".txt") + "_" + container + ".txt"
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		out.file = file
+		return
+	}
+	f.broken = append(f.broken, out.id)
+	event.Notef(f.Of.Sink, event.Warn, "", "the log of %s cannot be kept here: %v; the run goes on", out.id, err)
+}
+
+// dirOf returns the directory for the logs of an attempt.
+func (f *following) dirOf(number int) string {
+	for _, a := range f.rec.Attempts {
+		if a.Attempt == number {
+			return a.LogDir
+		}
+	}
+	return record.AttemptDir(f.base, number)
+}
+
+// attemptBegins records and shows an attempt, unless an earlier command has recorded it.
+func (f *following) attemptBegins(number int) {
+	dir := f.dirOf(number)
+	f.rec.Attempt, f.rec.LogDir, f.rec.Ended, f.rec.Cut = number, dir, false, false
+	if f.copies {
+		if err := f.MakeLogs("job", dir, func() error { return os.MkdirAll(dir, 0o700) }); err != nil {
+			event.Notef(f.Of.Sink, event.Warn, "", "no logs can be kept here: %v; the run goes on", err)
+		}
+		f.rec.BeginAttempt(f.Of.Clock.Now())
+		f.save()
+	}
+	if number > 1 {
+		event.Notef(f.Of.Sink, event.Info, "", "run %s, attempt %d: logs in %s", f.rec.Run, number, dir)
+	}
+	f.Of.Sink.Emit(event.Attempt{Run: f.rec.Run, Attempt: number, Command: f.rec.Command, Begin: f.Of.Clock.Now(), Slices: f.slices(), Workers: len(f.ids), LogDir: dir})
+}
+
+func (f *following) slices() (names []string) {
+	for _, s := range f.rec.Slices {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// remember records that a pod belongs to an attempt.
+func (f *following) remember(number int, pod string) {
+	for i := range f.rec.Attempts {
+		if a := &f.rec.Attempts[i]; a.Attempt == number && !slices.Contains(a.Slices, pod) {
+			a.Slices = append(a.Slices, pod)
+			f.save()
+		}
+	}
+}
+
+func (f *following) save() {
+	if err := f.rec.Save(f.StateDir); err != nil {
+		event.Notef(f.Of.Sink, event.Warn, "", "the run goes on, but its record cannot be kept: %v", err)
+	}
+}
+
+// attemptEnded records and shows how an attempt ended that another one has followed.
+func (f *following) attemptEnded(a workload.Attempt) {
+	number, ok := f.numbers[a.Number]
+	if !ok { // nothing of it came here
+		return
+	}
+	e := endOf(a)
+	e.Run, e.Attempt, e.Again, e.Next = f.rec.Run, number, true, "the cluster starts the command again"
+	f.endAttempt(e)
+}
+
+// endAttempt shows and records the end of an attempt.
+func (f *following) endAttempt(e event.AttemptEnd) {
+	f.Of.Sink.Emit(e)
+	if n := len(f.rec.Attempts); f.copies && n > 0 && f.rec.Attempts[n-1].Attempt == e.Attempt {
+		f.rec.EndAttempt(e, f.Of.Clock.Now())
+		f.save()
+	}
+}
+
+// endOf says how an attempt ended.
+func endOf(a workload.Attempt) event.AttemptEnd {
+	e := event.AttemptEnd{OK: true}
+	var begin, end time.Time
+	for _, p := range a.Pods {
+		e.OK = e.OK && p.Succeeded()
+		if begin.IsZero() || !p.Started.IsZero() && p.Started.Before(begin) {
+			begin = p.Started
+		}
+		if p.Ended.After(end) {
+			end = p.Ended
+		}
+	}
+	if !begin.IsZero() && end.After(begin) {
+		e.Elapsed = end.Sub(begin)
+	}
+	failure, ok := a.FirstFailure()
+	if !ok {
+		return e
+	}
+	e.Cause, e.Why, e.Code = string(causeOf(failure.Pod.Exit.Cause)), failure.String(), failure.Pod.Exit.Code
+	return e
+}
+
+// causeOf returns the cause of a failed attempt.
+func causeOf(c workload.Cause) stage.Cause {
+	switch c {
+	case workload.Disrupted:
+		return stage.Preempted
+	case workload.Evicted, workload.Lost:
+		return stage.Infrastructure
+	}
+	return stage.Application
+}
+
+// conclude records and shows the end of the run. why is the reason for which this command
+// has stopped it, or nil.
+func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outcome, error) {
+	elapsed := f.Of.Clock.Now().Sub(cmp.Or(f.begun, f.begin))
+	if err != nil {
+		f.Of.Sink.Emit(event.Phase{Name: f.phase(), State: event.Failed, Elapsed: elapsed})
+		return stage.Outcome{Started: true}, err
+	}
+	f.Of.Sink.Emit(event.Phase{Name: f.phase(), State: event.Done, Elapsed: elapsed})
+	end := judge(f.rec.Run, len(f.ids), out, why)
+	sum := event.Summary{Run: f.rec.Run, Attempt: f.rec.Attempt, OK: end.code == 0, CommandCode: end.code, ExitCode: end.code, Text: end.text, LogDir: f.rec.LogDir}
+	done := stage.Outcome{Code: end.code, Started: true, PartLogs: len(out.Incomplete)+len(f.broken) > 0}
+	for _, text := range out.Incomplete {
+		event.Notef(f.Of.Sink, event.Warn, "", "the log is not complete: %s", text)
+	}
+	if n := len(out.Attempts); n > 0 {
+		last := out.Attempts[n-1]
+		f.workersDone(last)
+		e := endOf(last)
+		e.Run, e.Attempt, e.OK = f.rec.Run, f.rec.Attempt, end.code == 0
+		if !e.OK {
+			e.Code = end.code
+		}
+		f.endAttempt(e)
+	}
+	if out.Failure != nil && end.code != 0 {
+		id := out.Failure.Pod.Worker
+		sum.FirstFail = id.String()
+		sum.LastLines = follow.LastLines(record.LogPath(f.rec.LogDir, id), 20, nil)
+	}
+	if !f.begun.IsZero() {
+		sum.Phases = []event.PhaseTime{{Name: "queue", Elapsed: f.begun.Sub(f.begin)}, {Name: "run", Elapsed: elapsed}}
+	}
+	sum.ExitCode = done.Status()
+	var interrupted *stage.Interrupted
+	if errors.As(why, &interrupted) && f.ExitStatus != nil {
+		sum.ExitCode = f.ExitStatus(why)
+	}
+	if f.copies {
+		f.rec.Ended, f.rec.Code, f.rec.Cut = true, sum.ExitCode, done.PartLogs
+		f.save()
+	}
+	f.Of.Sink.Emit(sum)
+	if interrupted != nil {
+		return done, why
+	}
+	if f.Stop != "" {
+		done.Code = 0 // of the command that stops the run
+	}
+	return done, nil
+}
+
+// workersDone shows how the command ended on each worker.
+func (f *following) workersDone(a workload.Attempt) {
+	for _, p := range a.Pods {
+		done := event.WorkerDone{Slice: p.Worker.Slice, Worker: p.Worker.Worker, Code: p.Exit.Code, End: p.Ended}
+		if p.Exit.Agent != nil {
+			done.Signal, done.Reason = strings.TrimPrefix(p.Exit.Agent.Signal, "SIG"), p.Exit.Agent.Told
+		}
+		if !p.Exit.Known {
+			done.Code, done.Error = follow.LostCode, p.Exit.String()
+		}
+		f.Of.Sink.Emit(done)
+	}
+}
+
+// A verdict is how a run ended.
+type verdict struct {
+	code int
+	text string
+}
+
+// judge says how a run on a number of workers ended. why is the reason for which this
+// command has stopped it, or nil.
+func judge(run string, workers int, out workloads.Outcome, why error) verdict {
+	switch {
+	case out.State == workload.Succeeded:
+		return verdict{0, fmt.Sprintf("run %s succeeded on %s", run, all(workers))}
+	case out.State == workload.Leaving && why != nil:
+		return verdict{StoppedCode, fmt.Sprintf("run %s was stopped: %v", run, why)}
+	case out.State == workload.Leaving:
+		return verdict{StoppedCode, fmt.Sprintf("run %s was stopped: somebody has deleted its workload", run)}
+	}
+	return verdict{out.Code(), fmt.Sprintf("run %s %s", run, out)}
+}
+
+func all(workers int) string {
+	if workers == 1 {
+		return "its worker"
+	}
+	return fmt.Sprintf("all %d workers", workers)
+}
+
+// A receiver gets the output of one container. Its file begins with what earlier commands
+// have copied.
+type receiver struct {
+	f        *following
+	id       tpu.WorkerID
+	file     *os.File // nil: the output is only shown
+	size     int64
+	arrivals *record.ArrivalWriter // nil: the times are not stored
+}
+
+// Held implements workloads.Holder.
+func (r *receiver) Held() (io.ReadCloser, error) {
+	if r.file == nil {
+		return io.NopCloser(strings.NewReader("")), nil
+	}
+	size, err := r.file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	r.size = size
+	return io.NopCloser(io.NewSectionReader(r.file, 0, size)), nil
+}
+
+// Write stores and shows output. An error ends the copy: the view would show output whose
+// copy is not complete.
+func (r *receiver) Write(p []byte) (n int, err error) {
+	n = len(p)
+	if r.file != nil {
+		r.arrivals.Mark(r.size)
+		n, err = r.file.Write(p)
+		r.size += int64(n)
+	}
+	r.f.Of.Sink.Emit(event.Output{Slice: r.id.Slice, Worker: r.id.Worker, Data: p[:n]})
+	return n, err
+}
+
+func (r *receiver) Close() error {
+	if r.file == nil {
+		return nil
+	}
+	return r.file.Close()
+}

@@ -1,0 +1,205 @@
+// Package workloadrun follows runs that are workloads of a cluster. The run has a record, a
+// journal and logs on this machine, as other runs have, and ends with the status of the
+// command. The cluster starts the command, restarts it, and needs no runner.
+//
+// # Decisions
+//
+//   - The name of the workload is the name of the run. The UID of its JobSet tells two runs
+//     of one name apart.
+//   - An attempt has the number of restarts plus one, as MULTIHOST_ATTEMPT says, unless an
+//     earlier attempt has that number: if Kueue takes the quota and gives it back, the
+//     number of restarts stays. The record has the UIDs of an attempt's pods, so that each
+//     command on this machine uses the same numbers.
+//   - Of several commands that follow a run on this machine, one copies the logs. It has a
+//     lock. The others only show the output.
+//   - A stop deletes the workload, because a cluster has no other end for it. A deletion
+//     would also delete the end of the output, so the command first connects to the pods.
+package workloadrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"multihost/internal/event"
+	"multihost/internal/record"
+	"multihost/internal/stage"
+	"multihost/internal/workload"
+	"multihost/internal/workloads"
+)
+
+// Deps holds what commands on such runs work with.
+type Deps struct {
+	*record.Keeper
+	Cluster *workloads.Cluster
+	At      record.Cluster // the same cluster, for the record
+	Project string         // of the cluster; "": unknown
+	Zone    string
+}
+
+// Options say how a run is followed.
+type Options struct {
+	Ours   bool   // this command has made the workload, so that a signal without an answer ends the run
+	LogDir string // directory for the logs; "": that of the run
+	Stop   string // why the run is to be stopped at once; "": it is not
+}
+
+// StoppedCode is the exit status of a run that somebody has stopped. A command that SIGTERM
+// has ended has the same status.
+const StoppedCode = 128 + 15
+
+// Find returns the workload of a run. It returns nil if the cluster has none, and this
+// machine does not know the run as a workload of the cluster either.
+func Find(ctx context.Context, d Deps, name string) (w *workloads.Workload, rec *record.Record, err error) {
+	rec, err = record.LoadRecord(d.StateDir, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if rec != nil && rec.Workload == "" && rec.Cluster != nil { // it is a run on held slices
+		return nil, nil, nil
+	}
+	if rec != nil && rec.Workload == "" {
+		rec = nil
+	}
+	w, err = d.Cluster.Find(ctx, name)
+	return w, rec, err
+}
+
+// Follow follows a run to its end. Each worker's output goes to a file of the run and to the
+// sink. The outcome has the status of the command. If ctx ends, the run goes on, unless the
+// cause says that it is to be stopped: then Follow stops it and sees its end.
+func Follow(ctx context.Context, d Deps, name string, o Options) (out stage.Outcome, err error) {
+	w, rec, err := Find(ctx, d, name)
+	switch {
+	case err != nil:
+		return stage.Outcome{}, err
+	case w == nil && rec != nil && rec.Over():
+		return d.ended(rec)
+	case w == nil:
+		_, err := d.Cluster.Status(ctx, name) // its error says what there is in place of the workload
+		return stage.Outcome{}, err
+	}
+	if rec == nil || rec.Workload != w.UID {
+		rec = d.recordOf(w, rec, o)
+	}
+	release, owned, err := d.own(name)
+	if err != nil {
+		return stage.Outcome{}, err
+	}
+	defer release()
+	if owned {
+		d.OpenJournal(name, rec.Command, nil)
+		defer func() { d.CloseJournal(out, err) }()
+		if err := rec.Save(d.StateDir); err != nil {
+			return stage.Outcome{}, err
+		}
+	} else {
+		event.Notef(d.Of.Sink, event.Info, "", "another command on this machine copies the logs of run %s", name)
+	}
+	f := &following{Deps: d, Options: o, copies: owned, ids: rec.IDs(), base: d.base(rec, o), begin: d.Of.Clock.Now(), opened: make(chan struct{}, 2*rec.Workers), workload: w,
+		rec: rec, numbers: map[int]int{}, first: map[string]string{}}
+	return f.do(ctx)
+}
+
+// base returns the directory for the logs of the first attempt of a run. The others have
+// theirs below it.
+func (d Deps) base(rec *record.Record, o Options) string {
+	if o.LogDir != "" {
+		return o.LogDir
+	}
+	if n := len(rec.Attempts); n > 0 && rec.Attempts[n-1].Attempt == 1 {
+		return rec.Attempts[n-1].LogDir
+	} else if n > 0 {
+		return filepath.Dir(rec.Attempts[n-1].LogDir)
+	}
+	return record.RecordDir(d.StateDir, rec.Run, 1)
+}
+
+// recordOf returns the record of a run that this machine follows for the first time. old is
+// the record of an earlier workload of the same name, or nil. Its attempts stay.
+func (d Deps) recordOf(w *workloads.Workload, old *record.Record, o Options) *record.Record {
+	rec := &record.Record{Run: w.Name, Project: d.Project, Zone: d.Zone, Owner: w.User, Created: w.Created, Command: w.Command,
+		Workers: w.Slices * w.Workers, Cluster: &d.At, Workload: w.UID, KeepGoing: true, LogDir: o.LogDir}
+	if o.Ours {
+		rec.Owner = d.Owner
+	}
+	if rec.LogDir == "" {
+		rec.LogDir = record.RecordDir(d.StateDir, w.Name, 1)
+	}
+	if old != nil {
+		rec.Attempt, rec.Attempts = old.Attempt, old.Attempts
+	}
+	for i := range w.Slices {
+		rec.Slices = append(rec.Slices, record.Slice{Name: workload.SliceName(w.Name, i), Workers: w.Workers})
+	}
+	return rec
+}
+
+// ended returns the outcome of a run whose workload is gone and whose end was seen here.
+func (d Deps) ended(rec *record.Record) (stage.Outcome, error) {
+	event.Notef(d.Of.Sink, event.Info, "its logs: multihost logs "+rec.Run, "run %s has ended: exit status %d", rec.Run, rec.Code)
+	return stage.Outcome{Code: rec.Code, Started: true, PartLogs: rec.Cut}, nil
+}
+
+// own takes the lock on the copies of a run's logs, until release is called or the process
+// ends. owned is false if another process has the lock.
+func (d Deps) own(run string) (release func(), owned bool, err error) {
+	dir := record.RunDir(d.StateDir, run)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, false, &stage.Error{Stage: stage.Local, Err: err, Advice: "choose another place with --state-dir=DIR"}
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "copying"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, false, &stage.Error{Stage: stage.Local, Err: err, Advice: "choose another place with --state-dir=DIR"}
+	}
+	taken, err := record.TryLock(file)
+	if err != nil && !taken { // the file system has no locks
+		event.Notef(d.Of.Sink, event.Debug, "", "lock the logs of run %s: %v", run, err)
+	}
+	return func() { file.Close() }, !taken, nil
+}
+
+// Stop ends a run and returns when none of its pods is left. The end of its output comes to
+// this machine first.
+func Stop(ctx context.Context, d Deps, name string) error {
+	w, rec, err := Find(ctx, d, name)
+	switch {
+	case err != nil:
+		return err
+	case w == nil && rec != nil && rec.Over():
+		event.Notef(d.Of.Sink, event.Info, "", "run %s has ended already: exit status %d", name, rec.Code)
+		return nil
+	case w == nil:
+		return stage.NoRun(fmt.Sprintf("the cluster has no workload %q", name), "list the runs with: multihost ps "+d.Cluster.Flags)
+	case w.Ended:
+		event.Notef(d.Of.Sink, event.Info, "delete what is left of it: multihost workload delete "+name+" "+d.Cluster.Flags, "run %s has ended already", name)
+		return nil
+	}
+	_, err = Follow(ctx, d, name, Options{Stop: "multihost stop, by " + d.Owner})
+	if err == nil {
+		event.Notef(d.Of.Sink, event.Info, "", "run %s is stopped on every worker", name)
+	}
+	return err
+}
+
+// numberOf returns the number of an attempt that has a pod with the UID pod, after the
+// attempts past. restart is its number of restarts of the cluster.
+func numberOf(past []record.PastAttempt, pod string, restart int) int {
+	next := restart + 1
+	for _, a := range past {
+		if slices.Contains(a.Slices, pod) {
+			return a.Attempt
+		}
+		next = max(next, a.Attempt+1)
+	}
+	return next
+}
+
+// leaves reports whether this command leaves the run alone when a signal ends it.
+func leaves(cause error, ours bool) bool {
+	var in *stage.Interrupted
+	return !errors.As(cause, &in) || in.Detaches(ours)
+}
