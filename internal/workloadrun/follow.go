@@ -320,9 +320,9 @@ func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outco
 	f.Of.Sink.Emit(event.Phase{Name: f.phase(), State: event.Done, Elapsed: elapsed})
 	end := judge(f.rec.Run, len(f.ids), out, why)
 	sum := event.Summary{Run: f.rec.Run, Attempt: f.rec.Attempt, OK: end.code == 0, CommandCode: end.code, ExitCode: end.code, Text: end.text, LogDir: f.rec.LogDir}
-	done := stage.Outcome{Code: end.code, Started: true, PartLogs: len(out.Incomplete)+len(f.broken) > 0}
-	for _, text := range out.Incomplete {
-		event.Notef(f.Of.Sink, event.Warn, "", "the log is not complete: %s", text)
+	done := stage.Outcome{Code: end.code, Started: true, PartLogs: len(out.OfLast())+len(f.broken) > 0}
+	for _, gap := range out.Incomplete {
+		event.Notef(f.Of.Sink, event.Warn, "while its pods are there, bring the rest with: multihost attach "+f.rec.Run+" "+f.Cluster.Flags, "the log is not complete: %s", gap)
 	}
 	if n := len(out.Attempts); n > 0 {
 		last := out.Attempts[n-1]

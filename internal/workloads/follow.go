@@ -43,12 +43,29 @@ type Holder interface {
 
 // An Outcome is how a workload ended.
 type Outcome struct {
-	State    workload.State // Succeeded, Failed, or Leaving if somebody deleted it
-	Message  string         // what the cluster says
-	Attempts []workload.Attempt
-	Failure  *workload.Failure // the first failure of the last attempt; nil: none, or unknown
-	// Incomplete names the outputs that lack bytes, with the reason: "attempt 1 s0w1: …".
-	Incomplete []string
+	State      workload.State // Succeeded, Failed, or Leaving if somebody deleted it
+	Message    string         // what the cluster says
+	Attempts   []workload.Attempt
+	Failure    *workload.Failure // the first failure of the last attempt; nil: none, or unknown
+	Incomplete []Gap             // outputs that lack bytes
+}
+
+// A Gap is an output that lacks bytes.
+type Gap struct {
+	Attempt int
+	Text    string // which output it is, and why: "attempt 1 s0w0: …"
+}
+
+func (g Gap) String() string { return g.Text }
+
+// OfLast returns the gaps in the outputs of the last attempt.
+func (o Outcome) OfLast() (gaps []Gap) {
+	for _, g := range o.Incomplete {
+		if g.Attempt >= len(o.Attempts) {
+			gaps = append(gaps, g)
+		}
+	}
+	return gaps
 }
 
 // Code returns the exit status of a workload: that of the first failure of the last
@@ -94,7 +111,7 @@ type following struct {
 
 	pods       map[string]*followed // by UID
 	copies     int                  // number of copies in progress
-	incomplete []string
+	incomplete []Gap
 	attempts   int    // number of attempts whose output has begun
 	why        string // why the workload waits, as last reported
 	restarts   int    // number of restarts, as last reported
@@ -145,7 +162,7 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 			f.look(ctx)
 			looks.Reset(f.Look)
 		case <-limit:
-			f.incomplete = append(f.incomplete, fmt.Sprintf("%d outputs were still coming %s after the end", f.copies, f.Settle))
+			f.incomplete = append(f.incomplete, Gap{f.attempts, fmt.Sprintf("%d outputs were still coming %s after the end", f.copies, f.Settle)})
 			return f.outcome(ctx)
 		case <-ctx.Done():
 			return Outcome{}, context.Cause(ctx)
@@ -291,7 +308,7 @@ func (f *following) copy(ctx context.Context, o *corev1.Pod, p workload.Pod, con
 		f.send(ctx, func() {
 			f.copies--
 			if err != nil {
-				f.incomplete = append(f.incomplete, fmt.Sprintf("attempt %d %s: %v", attempt, p.Worker, err))
+				f.incomplete = append(f.incomplete, Gap{attempt, fmt.Sprintf("attempt %d %s: %v", attempt, p.Worker, err)})
 			}
 		})
 	})
@@ -337,7 +354,7 @@ func (f *following) look(ctx context.Context) {
 
 // outcome says how the workload ended.
 func (f *following) outcome(ctx context.Context) (Outcome, error) {
-	slices.Sort(f.incomplete)
+	slices.SortFunc(f.incomplete, func(a, b Gap) int { return strings.Compare(a.Text, b.Text) })
 	o := Outcome{State: workload.StateOf(f.js, nil), Message: workload.EndMessage(f.js), Attempts: workload.Attempts(f.history()), Incomplete: f.incomplete}
 	if f.deleted && workload.EndOf(f.js).IsZero() {
 		o.State = workload.Leaving
