@@ -46,6 +46,11 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type attach", laptop, 5*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "attach 2 of laptop": 0}}, 0},
+		{"another machine begins an attempt while this one cannot reach a worker",
+			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
+				deed("type job", laptop, 2*time.Minute), {what: "the command fails on", worker: 1, then: time.Second}, {what: "new host keys of", worker: 1, then: time.Second},
+				deed("type job --detach", desk, time.Hour),
+			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "detach 1 of desk": 0}}, 0},
 		{"another run is first on the slices of a job",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, soon), deed("type run", desk, 10*time.Minute),

@@ -29,6 +29,7 @@ type inheritance struct {
 	// answered, a command of an earlier runner may be running on it.
 	inherited bool
 	worked    bool // every worker has answered at least once
+	again     bool // an attempt of this process has ended; another machine may have begun one since
 
 	lives bool // the command of this run is running on some worker
 	ended bool // the command has ended on some worker, and no user was told how
@@ -37,7 +38,10 @@ type inheritance struct {
 
 // mayLive reports whether a command of an earlier runner may be running on the slices. It
 // may if a worker has said so, or if no worker has answered yet.
-func (h inheritance) mayLive() bool { return h.inherited && !h.worked && (h.lives || !h.asked) }
+func (h inheritance) mayLive() bool { return h.lives || h.inherited && !h.worked && !h.asked }
+
+// asks reports whether to ask the workers for commands of other runners.
+func (h inheritance) asks() bool { return h.again || h.inherited && !h.worked }
 
 // mayHaveLogs reports whether an earlier runner's command has run on the slices, and this
 // runner has not taken it over.
@@ -48,7 +52,7 @@ func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.
 // this command has started or taken over, and slices says whether slices exist. Perhaps
 // nobody has asked their workers yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {
-	return h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
+	return h.again && h.lives || h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }
 
 // leaves returns why the job must not delete a resource of an earlier runner that it has
@@ -56,7 +60,7 @@ func (h inheritance) losesLogs(tried int, slices bool) bool {
 // live ends a running command.
 func (h inheritance) leaves(life provision.Life, err error) string {
 	switch {
-	case !h.inherited || life.Queued() || teardown.Chosen(err):
+	case !h.inherited && !h.lives || life.Queued() || teardown.Chosen(err):
 		return ""
 	case h.lives:
 		return "the command of an earlier runner lives on it, and this command has not taken it over"
@@ -105,7 +109,7 @@ func (a *adoption) commandLives() bool { return a.now().lives }
 func (a *adoption) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lives = a.lives && !a.worked
+	a.lives, a.again = a.lives && !a.worked, a.worked
 }
 
 // ask finds out whether the command of the run is running on the workers of t.
@@ -205,7 +209,7 @@ func (q *queued) adopt(ctx context.Context, s tpu.Slice) error {
 			return err
 		})
 	}
-	if known := q.held.now(); known.inherited && !known.worked {
+	if q.held.now().asks() {
 		q.held.ask(ctx, t, q.o.Run.Run)
 	}
 	if len(failed) > 0 {

@@ -128,6 +128,25 @@ func TestWhatAnEarlierRunnerMayHaveLeft(t *testing.T) {
 	}
 }
 
+// After an attempt of this runner, another machine may have begun one.
+func TestACommandThatAnotherMachineHasBegun(t *testing.T) {
+	t.Parallel()
+	var a adoption
+	a.forget()
+	if a.asks() {
+		t.Error("new slices have no commands to ask for")
+	}
+	a.worked = true // the first attempt has begun
+	a.forget()
+	if !a.asks() || a.mayLive() || a.losesLogs(1, true) || a.leaves(provision.Active, errors.New("no")) != "" {
+		t.Errorf("before a worker has said something: %+v", a.inheritance)
+	}
+	a.inheritance = a.hears("m", []workers.FoundRun{{Info: launch.Info{Ref: launch.Ref{Run: "m", Attempt: 2}, Phase: launch.Running, Mine: true}}}, []error{nil})
+	if !a.mayLive() || !a.losesLogs(1, true) || a.leaves(provision.Active, errors.New("no")) == "" {
+		t.Errorf("a command lives: %+v", a.inheritance)
+	}
+}
+
 // While its slice is being taken away, a worker can report any error. A mistake of the user
 // is not a loss.
 func TestWhichErrorsMayBeALoss(t *testing.T) {
