@@ -71,6 +71,9 @@ func ClusterJobOf(c *Call, m Machine) ClusterJob {
 	if len(run.Argv) > 0 {
 		command = remote.Quote(run.Argv...)
 	}
+	if run.LogDir != "" {
+		run.LogDir = absolute(run.LogDir)
+	}
 	if run.NUMA == preflight.NUMAAuto {
 		run.NUMA = ""
 	}

@@ -109,7 +109,13 @@ type PastAttempt struct {
 	Again   bool      `json:"again,omitempty"` // another attempt should follow
 	LogDir  string    `json:"log_dir"`
 	Cut     bool      `json:"cut,omitempty"`    // as in Record
-	Slices  []string  `json:"slices,omitempty"` // ids of its slices; of a workload: of its pods
+	Slices  []string  `json:"slices,omitempty"` // ids of its slices
+
+	// The rest is about a workload: its UID, how often its cluster had restarted it, and the
+	// UIDs of the attempt's pods by worker.
+	Workload string            `json:"workload,omitempty"`
+	Restart  int               `json:"restart,omitempty"`
+	Pods     map[string]string `json:"pods,omitempty"`
 }
 
 // Over reports whether the run has ended, was followed to its end, and will not start

@@ -16,22 +16,32 @@ import (
 
 func TestNumbersOfAttempts(t *testing.T) {
 	t.Parallel()
-	past := []record.PastAttempt{{Attempt: 1, Slices: []string{"a", "b"}}, {Attempt: 2, Slices: []string{"c"}}}
+	earlier := record.PastAttempt{Attempt: 1, Workload: "old", Pods: map[string]string{"s0w0": "x"}}
+	past := []record.PastAttempt{
+		{Attempt: 1, Workload: "w", Pods: map[string]string{"s0w0": "a", "s0w1": "b"}},
+		{Attempt: 2, Workload: "w", Restart: 1, Pods: map[string]string{"s0w0": "c"}},
+	}
 	for _, tt := range []struct {
 		what    string
 		past    []record.PastAttempt
+		worker  int
 		pod     string
 		restart int
+		taken   []int
 		want    int
 	}{
-		{"the first one", nil, "a", 0, 1},
-		{"a machine that comes late", nil, "z", 2, 3},
-		{"known from another command", past, "b", 0, 1},
-		{"the cluster has restarted it", past, "d", 2, 3},
-		{"Kueue has taken its quota and given it back", past, "d", 1, 3},
-		{"attempts that nobody followed", past, "d", 4, 5},
+		{"the first one", nil, 0, "a", 0, nil, 1},
+		{"a machine that comes late", nil, 0, "z", 2, nil, 3},
+		{"after a workload of the same name", []record.PastAttempt{earlier}, 1, "a", 0, nil, 2},
+		{"known from another command", past, 1, "b", 0, nil, 1},
+		{"the command before ended before this worker wrote", past, 1, "d", 1, nil, 2},
+		{"the same, but that attempt is one of the cluster's others", past, 1, "d", 1, []int{2}, 3},
+		{"the cluster has restarted it", past, 0, "d", 2, nil, 3},
+		{"Kueue has taken its quota and given it back", past, 0, "d", 1, nil, 3},
+		{"attempts that nobody followed", past, 0, "d", 4, nil, 5},
 	} {
-		if got := numberOf(tt.past, tt.pod, tt.restart); got != tt.want {
+		p := workload.Pod{Worker: tpu.WorkerID{Worker: tt.worker}, UID: tt.pod, Restart: tt.restart}
+		if got := numberOf(tt.past, "w", p, tt.taken); got != tt.want {
 			t.Errorf("%s: attempt %d, want %d", tt.what, got, tt.want)
 		}
 	}

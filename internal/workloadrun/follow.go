@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -168,9 +169,9 @@ func (f *following) output(attempt int, p workload.Pod, container string) (io.Wr
 	}
 	number, ok := f.numbers[attempt]
 	if !ok {
-		number = numberOf(f.rec.Attempts, p.UID, p.Restart)
+		number = numberOf(f.rec.Attempts, f.workload.UID, p, slices.Collect(maps.Values(f.numbers)))
 		f.numbers[attempt] = number
-		f.attemptBegins(number)
+		f.attemptBegins(number, p.Restart)
 	}
 	select {
 	case f.opened <- struct{}{}:
@@ -178,20 +179,26 @@ func (f *following) output(attempt int, p workload.Pod, container string) (io.Wr
 	}
 	out := &receiver{f: f, id: p.Worker}
 	if f.copies {
-		f.remember(number, p.UID)
-		f.open(out, number, container)
+		f.open(out, number, container, f.remember(number, p), p.UID)
 	}
 	return out, nil
 }
 
-// open opens the file of a receiver. Without it, the output is only shown.
-func (f *following) open(out *receiver, number int, container string) {
+// open opens the file of a receiver. Without it, the output is only shown. known says that
+// the log of this pod may have begun in an earlier command.
+func (f *following) open(out *receiver, number int, container string, known bool, pod string) {
 	dir := f.dirOf(number)
 	path := record.LogPath(dir, out.id)
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 && !known { // the cluster has replaced the pod of this log
+		path = strings.TrimSuffix(path, ".txt") + "_pod_" + pod + ".txt"
+		event.Notef(f.Of.Sink, event.Warn, "", "%s has another pod now: its log is %s", out.id, path)
+	}
 	switch first, ok := f.first[path]; {
 	case !ok:
 		f.first[path] = container
-		out.arrivals = &record.ArrivalWriter{Path: record.ArrivalsPath(dir, out.id), Now: f.Of.Clock.Now}
+		if path == record.LogPath(dir, out.id) {
+			out.arrivals = &record.ArrivalWriter{Path: record.ArrivalsPath(dir, out.id), Now: f.Of.Clock.Now}
+		}
 	case first != container: // further containers of a worker have files of their own
 		path = strings.TrimSuffix(path, ".txt") + "_" + container + ".txt"
 	}
@@ -215,7 +222,7 @@ func (f *following) dirOf(number int) string {
 }
 
 // attemptBegins records and shows an attempt, unless an earlier command has recorded it.
-func (f *following) attemptBegins(number int) {
+func (f *following) attemptBegins(number, restart int) {
 	dir := f.dirOf(number)
 	f.rec.Attempt, f.rec.LogDir, f.rec.Ended, f.rec.Cut = number, dir, false, false
 	if f.copies {
@@ -223,6 +230,9 @@ func (f *following) attemptBegins(number int) {
 			event.Notef(f.Of.Sink, event.Warn, "", "no logs can be kept here: %v; the run goes on", err)
 		}
 		f.rec.BeginAttempt(f.Of.Clock.Now())
+		if a := &f.rec.Attempts[len(f.rec.Attempts)-1]; a.Pods == nil {
+			a.Workload, a.Restart, a.Pods = f.workload.UID, restart, map[string]string{}
+		}
 		f.save()
 	}
 	if number > 1 {
@@ -238,14 +248,21 @@ func (f *following) slices() (names []string) {
 	return names
 }
 
-// remember records that a pod belongs to an attempt.
-func (f *following) remember(number int, pod string) {
+// remember records that a pod belongs to an attempt. It reports whether an earlier call, or
+// an earlier command, has recorded it.
+func (f *following) remember(number int, p workload.Pod) (known bool) {
+	worker := p.Worker.String()
 	for i := range f.rec.Attempts {
-		if a := &f.rec.Attempts[i]; a.Attempt == number && !slices.Contains(a.Slices, pod) {
-			a.Slices = append(a.Slices, pod)
+		a := &f.rec.Attempts[i]
+		if a.Attempt != number || a.Workload != f.workload.UID {
+			continue
+		}
+		if known = a.Pods[worker] == p.UID; a.Pods[worker] == "" {
+			a.Pods[worker] = p.UID
 			f.save()
 		}
 	}
+	return known
 }
 
 func (f *following) save() {

@@ -68,6 +68,37 @@ func Find(ctx context.Context, d Deps, name string) (w *workloads.Workload, rec 
 	return w, rec, err
 }
 
+// Check returns an error if this machine cannot keep a new run: its record is about another
+// kind of run that has not ended, or the directory for its logs has logs of another run.
+func Check(d Deps, name string, o Options) error {
+	old, err := record.LoadRecord(d.StateDir, name)
+	if err != nil {
+		return err
+	}
+	if old != nil && old.Workload == "" && !old.Over() {
+		return &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q on this machine is no job in a cluster, and nobody here saw its end", name),
+			Advice: "choose another name with --run-name=NAME; or see how it ends: multihost attach " + name}
+	}
+	if o.LogDir == "" {
+		return nil
+	}
+	rec := record.Record{LogDir: o.LogDir}
+	if err := rec.CheckLogDir(); err != nil {
+		return err
+	}
+	return rec.Unused()
+}
+
+// Keep records a run that nobody follows yet, so that commands on this machine find it by
+// its name.
+func Keep(ctx context.Context, d Deps, name string, o Options) error {
+	w, rec, err := Find(ctx, d, name)
+	if err != nil || w == nil {
+		return err
+	}
+	return d.recordOf(w, rec, o).Save(d.StateDir)
+}
+
 // Follow follows a run to its end. Each worker's output goes to a file of the run and to the
 // sink. The outcome has the status of the command. If ctx ends, the run goes on, unless the
 // cause says that it is to be stopped: then Follow stops it and sees its end.
@@ -185,15 +216,23 @@ func Stop(ctx context.Context, d Deps, name string) error {
 	return err
 }
 
-// numberOf returns the number of an attempt that has a pod with the UID pod, after the
-// attempts past. restart is its number of restarts of the cluster.
-func numberOf(past []record.PastAttempt, pod string, restart int) int {
-	next := restart + 1
-	for _, a := range past {
-		if slices.Contains(a.Slices, pod) {
+// numberOf returns the number of the attempt of a pod of a workload, after the attempts
+// past. taken are the numbers of the workload's other attempts. A pod that nobody here has
+// seen belongs to the workload's last attempt if that has no pod of its worker yet: an
+// earlier command may have ended before this pod wrote.
+func numberOf(past []record.PastAttempt, workload string, p workload.Pod, taken []int) int {
+	worker, next, last := p.Worker.String(), p.Restart+1, -1
+	for i, a := range past {
+		if a.Workload == workload && a.Pods[worker] == p.UID {
 			return a.Attempt
 		}
+		if a.Workload == workload {
+			last = i
+		}
 		next = max(next, a.Attempt+1)
+	}
+	if last >= 0 && past[last].Restart == p.Restart && past[last].Pods[worker] == "" && !slices.Contains(taken, past[last].Attempt) {
+		return past[last].Attempt
 	}
 	return next
 }

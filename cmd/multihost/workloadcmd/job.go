@@ -1,6 +1,9 @@
 package workloadcmd
 
 import (
+	"errors"
+
+	"multihost/internal/cmdline"
 	"multihost/internal/event"
 	"multihost/internal/options"
 	"multihost/internal/record"
@@ -22,22 +25,34 @@ func (c *Call) Job(k options.KubeChoice, o options.ClusterJob, begin func()) (st
 			return stage.Outcome{}, err
 		}
 	}
+	d := workloadrun.Deps{Keeper: c.Keeper, Cluster: cluster, At: recorded(k, cluster)}
+	if c.Cloud != nil {
+		d.Project, d.Zone = c.Cloud.Project(), c.Cloud.Zone()
+	}
+	as := workloadrun.Options{Ours: true, LogDir: o.Run.LogDir}
+	if err := workloadrun.Check(d, o.Spec.Name, as); err != nil {
+		return stage.Outcome{}, err
+	}
 	begin()
 	name, err := c.submit(cluster, o.Workload)
+	var exists *workloads.ExistsError
+	if errors.As(err, &exists) {
+		err = &cmdline.UsageError{Err: exists, Advice: "follow it with: multihost attach " + o.Spec.Name + " " + cluster.Flags + "; end it with: multihost stop " + o.Spec.Name + " " + cluster.Flags +
+			"; once it has ended, delete it with: multihost workload delete " + o.Spec.Name + " " + cluster.Flags}
+	}
 	if err != nil || c.DryRun {
 		return stage.Outcome{}, err
 	}
 	later := "follow it with: multihost attach " + name + " " + cluster.Flags + "; end it with: multihost stop " + name + " " + cluster.Flags
 	if c.Bool("detach") {
+		if err := workloadrun.Keep(c.Context, d, name, as); err != nil {
+			event.Notef(c.Sink, event.Warn, later, "the run goes on, but its record cannot be kept: %v", err)
+		}
 		event.Notef(c.Sink, event.Info, later, "run %s goes on without this machine, in the cluster", name)
 		return stage.Outcome{Started: true, Detached: true}, nil
 	}
 	event.Notef(c.Sink, event.Info, later, "run %s needs this machine no more: the cluster has it", name)
-	d := workloadrun.Deps{Keeper: c.Keeper, Cluster: cluster, At: recorded(k, cluster)}
-	if c.Cloud != nil {
-		d.Project, d.Zone = c.Cloud.Project(), c.Cloud.Zone()
-	}
-	return workloadrun.Follow(c.Context, d, name, workloadrun.Options{Ours: true, LogDir: o.Run.LogDir})
+	return workloadrun.Follow(c.Context, d, name, as)
 }
 
 // recorded returns the cluster for the record of a run.
