@@ -45,6 +45,7 @@ type Holder interface {
 type Outcome struct {
 	State      workload.State // Succeeded, Failed, or Leaving if somebody deleted it
 	Message    string         // what the cluster says
+	Stopped    string         // who has stopped it, if Leaving; "": unknown
 	Attempts   []workload.Attempt
 	Failure    *workload.Failure // the first failure of the last attempt; nil: none, or unknown
 	Incomplete []Gap             // outputs that lack bytes
@@ -138,7 +139,7 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 	f.watch(ctx)
 	looks := time.NewTimer(min(f.Look, 2*time.Second))
 	defer looks.Stop()
-	var limit <-chan time.Time
+	var limit, ends <-chan time.Time
 	for {
 		over := f.over()
 		switch {
@@ -149,11 +150,11 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 				return Outcome{}, err
 			}
 			limit = time.After(f.Settle)
-		case over && f.copies == 0:
+			continue // last may have begun to copy
+		case over && f.copies == 0 && f.allEnded():
 			return f.outcome(ctx)
-		}
-		if limit != nil && f.copies == 0 {
-			continue
+		case over && f.copies == 0 && ends == nil:
+			ends = time.After(min(f.Settle, endsLimit))
 		}
 		select {
 		case step := <-f.steps:
@@ -161,13 +162,32 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 		case <-looks.C:
 			f.look(ctx)
 			looks.Reset(f.Look)
+		case <-ends:
+			return f.outcome(ctx)
 		case <-limit:
+			if f.copies == 0 {
+				return f.outcome(ctx)
+			}
 			f.incomplete = append(f.incomplete, Gap{f.attempts, fmt.Sprintf("%d outputs were still coming %s after the end", f.copies, f.Settle)})
 			return f.outcome(ctx)
 		case <-ctx.Done():
 			return Outcome{}, context.Cause(ctx)
 		}
 	}
+}
+
+// endsLimit is how long Follow waits, once it has all output, until the cluster says how
+// the pods ended. The end of the workload may be known before.
+const endsLimit = 10 * time.Second
+
+// allEnded reports whether the end of each pod is known whose output was copied.
+func (f *following) allEnded() bool {
+	for _, p := range f.pods {
+		if p.copying && p.pod.Ended.IsZero() {
+			return false
+		}
+	}
+	return true
 }
 
 // over reports whether the workload has ended, or somebody has deleted it.
@@ -357,7 +377,7 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 	slices.SortFunc(f.incomplete, func(a, b Gap) int { return strings.Compare(a.Text, b.Text) })
 	o := Outcome{State: workload.StateOf(f.js, nil), Message: workload.EndMessage(f.js), Attempts: workload.Attempts(f.history()), Incomplete: f.incomplete}
 	if f.deleted && workload.EndOf(f.js).IsZero() {
-		o.State = workload.Leaving
+		o.State, o.Stopped = workload.Leaving, f.js.Annotations[annotationStopped]
 		return o, nil
 	}
 	if o.State != workload.Failed {
@@ -380,6 +400,8 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 // String describes an outcome, as a verdict.
 func (o Outcome) String() string {
 	switch {
+	case o.State == workload.Leaving && o.Stopped != "":
+		return "stopped: " + o.Stopped
 	case o.State == workload.Leaving:
 		return "somebody has deleted the workload"
 	case o.State == workload.Succeeded:

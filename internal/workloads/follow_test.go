@@ -203,6 +203,31 @@ func TestFollowAWorkloadThatIsDeleted(t *testing.T) {
 	}
 }
 
+// Whoever follows a workload learns who has stopped it. A newer workload of its name stays.
+func TestStopSaysWho(t *testing.T) {
+	t.Parallel()
+	c, s, _ := cluster(t)
+	submit(t, c, s, func(spec *workload.Spec) { spec.Command = "echo up; exec sleep 1000" })
+	w, err := c.Find(t.Context(), "w")
+	testkit.Must(t, err)
+	other := *w
+	other.UID = "another"
+	testkit.Must(t, workloads.Stop(t.Context(), c, &other, "nobody"))
+	o := &outputs{all: map[string]*testkit.Buffer{}}
+	done := make(chan error, 1)
+	var got workloads.Outcome
+	go func() {
+		var err error
+		got, err = c.Follow(t.Context(), "w", workloads.FollowOptions{Output: o.open})
+		done <- err
+	}()
+	testkit.Eventually(t, "output", func() bool { return o.texts()["1 s0w0"] == "up\n" })
+	testkit.Must(t, workloads.Stop(t.Context(), c, w, "multihost stop, by ann@desk"))
+	if err := <-done; err != nil || got.State != workload.Leaving || got.Stopped != "multihost stop, by ann@desk" || got.String() != "stopped: multihost stop, by ann@desk" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // If the follower goes, the workload runs on.
 func TestAFollowerThatGoes(t *testing.T) {
 	t.Parallel()

@@ -436,6 +436,25 @@ func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 	return nil
 }
 
+// annotationStopped says who stops a workload, while its pods end.
+const annotationStopped = "multihost/stopped-by"
+
+// Stop says for all who follow a workload who stops it, and deletes it. It returns when its
+// pods have gone. Another workload of the same name stays.
+func Stop(ctx context.Context, c *Cluster, w *Workload, by string) error {
+	switch now, err := c.Find(ctx, w.Name); {
+	case err != nil:
+		return err
+	case now == nil || now.UID != w.UID:
+		return nil
+	}
+	patch := map[string]any{"metadata": map[string]any{"uid": w.UID, "annotations": map[string]any{annotationStopped: by}}}
+	if _, err := c.jobsets().Merge(ctx, w.Name, patch, kube.WriteOptions{}); err != nil { // the user may delete, but not change it
+		event.Notef(c.Sink, event.Debug, "", "cannot say who stops workload %s: %v", w.Name, err)
+	}
+	return c.Delete(ctx, w.Name)
+}
+
 // outage returns a function that reports outages of a watch. meanwhile follows what the
 // cluster does not answer about.
 func (c *Cluster) outage(what, meanwhile string) func(error) {
