@@ -59,6 +59,7 @@ func TestHowARunEnds(t *testing.T) {
 		{workloads.Outcome{State: workload.Succeeded}, nil, 0, "run r succeeded on all 4 workers"},
 		{workloads.Outcome{State: workload.Failed, Failure: failure}, nil, 7, "run r failed: s1w2 was first: exit code 7"},
 		{workloads.Outcome{State: workload.Failed, Message: "jobset failed"}, nil, 1, "run r failed: jobset failed"},
+		{workloads.Outcome{State: workload.Leaving, Stopped: "multihost stop, by ann@desk"}, nil, 143, "run r was stopped: multihost stop, by ann@desk"},
 		{workloads.Outcome{State: workload.Leaving}, nil, 143, "run r was stopped: somebody has deleted its workload"},
 		{workloads.Outcome{State: workload.Leaving}, errors.New("interrupted (SIGINT)"), 143, "run r was stopped: interrupted (SIGINT)"},
 		// It ended while the stop was on its way.
@@ -108,6 +109,22 @@ func TestWhyAnAttemptEnded(t *testing.T) {
 	}
 	if e := endOf(workload.Attempt{Pods: []workload.Pod{pod(0, 0, workload.NoCause)}}); !e.OK || e.Cause != "" {
 		t.Errorf("a success: %+v", e)
+	}
+}
+
+func TestUnreadWorkers(t *testing.T) {
+	t.Parallel()
+	ids := []tpu.WorkerID{{Worker: 0}, {Worker: 1}}
+	for _, tt := range []struct {
+		state workload.State
+		reads []tpu.WorkerID
+		want  string
+	}{
+		{workload.Succeeded, ids, ""}, {workload.Failed, ids[1:], "s0w0"}, {workload.Succeeded, nil, "s0w[0-1]"}, {workload.Leaving, nil, ""},
+	} {
+		if got := tpu.FoldShort(unread(ids, tt.reads, workloads.Outcome{State: tt.state})); got != tt.want {
+			t.Errorf("%s, read %v: %q, want %q", tt.state, tt.reads, got, tt.want)
+		}
 	}
 }
 

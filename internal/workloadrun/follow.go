@@ -36,6 +36,7 @@ type following struct {
 	rec     *record.Record
 	begun   time.Time         // when the command was first seen to run; zero: never
 	numbers map[int]int       // number of each attempt, by its number in workloads.Follow
+	reads   []tpu.WorkerID    // workers of the present attempt whose output was opened
 	first   map[string]string // first container of each log
 	broken  []tpu.WorkerID    // workers whose logs cannot be written here
 }
@@ -44,7 +45,7 @@ type following struct {
 func (f *following) do(ctx context.Context) (stage.Outcome, error) {
 	run := f.rec.Run
 	f.Of.SetStatus(func(st *stage.Status) {
-		st.Run, st.Ours, st.Resource, st.Delete = run, f.Ours, "workload "+run, "multihost stop "+run
+		st.Run, st.Ours, st.Running = run, f.Ours, "pods of the cluster, or waits for them"
 	})
 	defer f.Of.SetStatus(func(st *stage.Status) { *st = stage.Status{} })
 	f.Of.Sink.Emit(event.Phase{Name: "queue", State: event.Started})
@@ -77,13 +78,21 @@ func (f *following) do(ctx context.Context) (stage.Outcome, error) {
 	stopping, over := f.untilLeave(context.WithoutCancel(ctx))
 	defer over()
 	f.await(stopping)
-	if failed := f.Cluster.Delete(stopping, run); failed != nil {
+	if failed := workloads.Stop(stopping, f.Cluster, f.workload, f.stopper(why)); failed != nil {
 		cancel()
 		<-ended
 		return stage.Outcome{Started: true}, &stage.Error{Stage: stage.Stopping, Err: failed, Text: "run " + run + " may still be running", Advice: "type again: multihost stop " + run + " " + f.Cluster.Flags}
 	}
 	<-ended
 	return f.conclude(out, err, why)
+}
+
+// stopper says in the cluster why the run stops.
+func (f *following) stopper(why error) string {
+	if f.Stop != "" {
+		return f.Stop
+	}
+	return why.Error() + " of the command of " + f.Owner
 }
 
 // A stopped error is the reason for which a command of the user has stopped a run.
@@ -177,6 +186,7 @@ func (f *following) output(attempt int, p workload.Pod, container string) (io.Wr
 	case f.opened <- struct{}{}:
 	default: // nobody waits for so many
 	}
+	f.reads = append(f.reads, p.Worker)
 	out := &receiver{f: f, id: p.Worker}
 	if f.copies {
 		f.open(out, number, container, f.remember(number, p), p.UID)
@@ -224,6 +234,7 @@ func (f *following) dirOf(number int) string {
 // attemptBegins records and shows an attempt, unless an earlier command has recorded it.
 func (f *following) attemptBegins(number, restart int) {
 	dir := f.dirOf(number)
+	f.reads = nil
 	f.rec.Attempt, f.rec.LogDir, f.rec.Ended, f.rec.Cut = number, dir, false, false
 	if f.copies {
 		if err := f.MakeLogs("job", dir, func() error { return os.MkdirAll(dir, 0o700) }); err != nil {
@@ -337,7 +348,11 @@ func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outco
 	f.Of.Sink.Emit(event.Phase{Name: f.phase(), State: event.Done, Elapsed: elapsed})
 	end := judge(f.rec.Run, len(f.ids), out, why)
 	sum := event.Summary{Run: f.rec.Run, Attempt: f.rec.Attempt, OK: end.code == 0, CommandCode: end.code, ExitCode: end.code, Text: end.text, LogDir: f.rec.LogDir}
-	done := stage.Outcome{Code: end.code, Started: true, PartLogs: len(out.OfLast())+len(f.broken) > 0}
+	missing := unread(f.ids, f.reads, out)
+	if len(missing) > 0 {
+		event.Notef(f.Of.Sink, event.Warn, "", "the log of %s is not whole here: its pod is gone", tpu.FoldShort(missing))
+	}
+	done := stage.Outcome{Code: end.code, Started: true, PartLogs: len(out.OfLast())+len(f.broken)+len(missing) > 0}
 	for _, gap := range out.Incomplete {
 		event.Notef(f.Of.Sink, event.Warn, "while its pods are there, bring the rest with: multihost attach "+f.rec.Run+" "+f.Cluster.Flags, "the log is not complete: %s", gap)
 	}
@@ -378,6 +393,15 @@ func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outco
 	return done, nil
 }
 
+// unread returns the workers of the last attempt that had no pod to read. After a stop,
+// workers may have had none.
+func unread(ids, reads []tpu.WorkerID, out workloads.Outcome) (missing []tpu.WorkerID) {
+	if out.State == workload.Leaving {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(ids), func(id tpu.WorkerID) bool { return slices.Contains(reads, id) })
+}
+
 // workersDone shows how the command ended on each worker.
 func (f *following) workersDone(a workload.Attempt) {
 	for _, p := range a.Pods {
@@ -385,8 +409,12 @@ func (f *following) workersDone(a workload.Attempt) {
 		if p.Exit.Agent != nil {
 			done.Signal, done.Reason = strings.TrimPrefix(p.Exit.Agent.Signal, "SIG"), p.Exit.Agent.Told
 		}
-		if !p.Exit.Known {
+		switch {
+		case p.Exit.Known:
+		case p.Exit.Cause == workload.Lost:
 			done.Code, done.Error = follow.LostCode, p.Exit.String()
+		default:
+			done.Code, done.Error = follow.LostCode, "the cluster does not say how it ended"
 		}
 		f.Of.Sink.Emit(done)
 	}
@@ -406,6 +434,8 @@ func judge(run string, workers int, out workloads.Outcome, why error) verdict {
 		return verdict{0, fmt.Sprintf("run %s succeeded on %s", run, all(workers))}
 	case out.State == workload.Leaving && why != nil:
 		return verdict{StoppedCode, fmt.Sprintf("run %s was stopped: %v", run, why)}
+	case out.State == workload.Leaving && out.Stopped != "":
+		return verdict{StoppedCode, fmt.Sprintf("run %s was stopped: %s", run, out.Stopped)}
 	case out.State == workload.Leaving:
 		return verdict{StoppedCode, fmt.Sprintf("run %s was stopped: somebody has deleted its workload", run)}
 	}

@@ -107,8 +107,8 @@ func Follow(ctx context.Context, d Deps, name string, o Options) (out stage.Outc
 	switch {
 	case err != nil:
 		return stage.Outcome{}, err
-	case w == nil && rec != nil && rec.Over():
-		return d.ended(rec)
+	case rec != nil && rec.Over() && (w == nil || w.UID == rec.Workload && !rec.Cut):
+		return d.ended(rec), nil
 	case w == nil:
 		_, err := d.Cluster.Status(ctx, name) // its error says what there is in place of the workload
 		return stage.Outcome{}, err
@@ -169,10 +169,19 @@ func (d Deps) recordOf(w *workloads.Workload, old *record.Record, o Options) *re
 	return rec
 }
 
-// ended returns the outcome of a run whose workload is gone and whose end was seen here.
-func (d Deps) ended(rec *record.Record) (stage.Outcome, error) {
-	event.Notef(d.Of.Sink, event.Info, "its logs: multihost logs "+rec.Run, "run %s has ended: exit status %d", rec.Run, rec.Code)
-	return stage.Outcome{Code: rec.Code, Started: true, PartLogs: rec.Cut}, nil
+// ended tells the end of a run that this machine has seen.
+func (d Deps) ended(rec *record.Record) stage.Outcome {
+	out := stage.Outcome{Code: rec.Code, Started: true, PartLogs: rec.Cut}
+	sum := event.Summary{Run: rec.Run, Attempt: rec.Attempt, OK: rec.Code == 0, ExitCode: out.Status(), CommandCode: rec.Code, LogDir: rec.LogDir,
+		Text: fmt.Sprintf("run %s succeeded on %s", rec.Run, all(rec.Workers))}
+	if rec.Code != 0 {
+		sum.Text = fmt.Sprintf("run %s has ended with exit status %d", rec.Run, rec.Code)
+		if n := len(rec.Attempts); n > 0 && rec.Attempts[n-1].Why != "" {
+			sum.Text += ": " + rec.Attempts[n-1].Why
+		}
+	}
+	d.Of.Sink.Emit(sum)
+	return out
 }
 
 // own takes the lock on the copies of a run's logs, until release is called or the process
