@@ -481,7 +481,9 @@ func (r *receiver) Write(p []byte) (n int, err error) {
 		n, err = r.file.Write(p)
 		r.size += int64(n)
 	}
-	r.f.Of.Sink.Emit(event.Output{Slice: r.id.Slice, Worker: r.id.Worker, Data: p[:n]})
+	if r.f.Stop == "" { // a command that stops a run shows no output
+		r.f.Of.Sink.Emit(event.Output{Slice: r.id.Slice, Worker: r.id.Worker, Data: p[:n]})
+	}
 	return n, err
 }
 

@@ -219,9 +219,6 @@ func Stop(ctx context.Context, d Deps, name string) error {
 		return nil
 	}
 	_, err = Follow(ctx, d, name, Options{Stop: "multihost stop, by " + d.Owner})
-	if err == nil {
-		event.Notef(d.Of.Sink, event.Info, "", "run %s is stopped on every worker", name)
-	}
 	return err
 }
 
