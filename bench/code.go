@@ -77,8 +77,8 @@ the SSH handshake and every operation. The changed file has %d bytes that do not
 // second longer.
 const fewRounds = 5
 
-// manyFiles files are as small as those of a virtual environment or of a checkout with
-// its history of patches.
+// Number and size of many files, which are as small as those of a virtual environment
+// or of a checkout with its history of patches.
 const (
 	manyFiles = 20_000
 	manySize  = 2000 // bytes
