@@ -85,8 +85,8 @@ func (k Kit) act(command string, f func(c *Call) error) cli.ActionFunc {
 	})
 }
 
-// sure reports whether the user wants no question. --quiet is an answer only on the command
-// line: a file or a variable that has it says how much is shown.
+// sure reports whether the user wants no question. --quiet says so only on the command
+// line. In a file or a variable, it says only how much is shown.
 func (c *Call) sure() bool {
 	_, typed := c.Typed["quiet"]
 	return c.Bool("force") || typed && c.Bool("quiet")
