@@ -1,7 +1,8 @@
 #!/bin/sh
-# Trains the example on two slices, from scratch: network, slices, job, teardown. PROVIDER
-# says which API makes the slices: tpu and gce are of the simulator. gke is a Kubernetes
-# cluster on this machine, whose control plane is built first. It needs no account.
+# Trains the example on two slices, from scratch: network, slices, job, teardown. It needs
+# no account. PROVIDER says which API makes the slices. tpu and gce are APIs of the
+# simulator. gke is a Kubernetes cluster on this machine: the script first builds its control
+# plane.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 multihost=${MULTIHOST:-$here/../bin/multihost}
