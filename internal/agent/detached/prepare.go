@@ -48,7 +48,8 @@ const (
 	codeConfig      = 78
 )
 
-// If prepare fails, it returns the exit code of the attempt.
+// prepare readies the worker for the command. If it fails, it returns the exit code of the
+// attempt.
 func (w *starter) prepare(ctx context.Context) (code int, err error) {
 	w.ready = ready{}
 	if w.job.Preflight != "off" {
