@@ -71,7 +71,7 @@ const (
 	lastWait   = 30               // seconds after the grace time
 	longPause  = 10 * time.Minute // pause after many failures
 	manyTries  = 20
-	callRate   = 5                // limit of the calls a second of all workers of a job together, while a command runs on one of them; only mostSpread can force more
+	callRate   = 5                // most calls per second of all workers of a job together, while a command runs; with very many workers, mostSpread allows more
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker reads the reports of the others
 	mostPause  = 600              // limit of the random pause, in seconds; usually only one worker then reads all reports and deletes
 )
