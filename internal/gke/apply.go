@@ -21,7 +21,7 @@ const phase = "cluster"
 const (
 	// senders limits concurrent requests for node pools.
 	senders = 8
-	// lastLook limits the read after an interrupt, which says what exists.
+	// lastLook limits how long Apply reads what exists after an interrupt.
 	lastLook = 10 * time.Second
 )
 
@@ -277,7 +277,7 @@ func (c *calls) stateOf(ctx context.Context, k *container.Cluster, name, operati
 	return stateError, reason, nil
 }
 
-// waits say what a poll waits for.
+// waits describes what a poll waits for: names of a total of resources, and their state.
 type waits struct {
 	total int
 	names []string

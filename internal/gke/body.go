@@ -68,7 +68,8 @@ func management(repair bool, o Options) *container.NodeManagement {
 	return m
 }
 
-// byPolicy reports whether a workload policy has the topology of a type's slices.
+// byPolicy reports whether a workload policy, and not the node pool, sets the topology of a
+// type's slices.
 func byPolicy(t tpu.Type, n tpu.Nodes) bool { return n.Count > 1 && t.Generation.Name == "tpu7x" }
 
 // policyName returns XPK's name for the workload policy of a type.

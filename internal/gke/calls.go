@@ -18,7 +18,7 @@ const (
 	clusterLimit = 45 * time.Minute // limit of making or deleting a cluster
 	poolLimit    = time.Hour        // limit of node pools; GKE itself gives up earlier
 	// While a change is in progress, GKE refuses another one. lockedPause is the pause
-	// before its repetition.
+	// before the refused one is sent again.
 	lockedPause = 10 * time.Second
 )
 

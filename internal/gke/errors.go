@@ -47,7 +47,7 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
 }
 
-// Class makes gcp.ClassOf return gcp.Timeout.
+// Class is for gcp.ClassOf.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 
 // Fault returns the kind of its class.
@@ -87,7 +87,7 @@ func (e *BusyError) Error() string {
 // Unwrap returns why the pods are not known.
 func (e *BusyError) Unwrap() error { return e.Err }
 
-// Class makes gcp.ClassOf return gcp.Timeout.
+// Class is for gcp.ClassOf.
 func (e *BusyError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
@@ -106,7 +106,7 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("cluster %q does not exist in region %s", e.Cluster, e.Region)
 }
 
-// Class makes gcp.ClassOf return gcp.Timeout.
+// Class is for gcp.ClassOf.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
 // Fault returns the kind of its class.
@@ -135,7 +135,7 @@ func (e *FailedError) Error() string {
 	return what
 }
 
-// Class makes gcp.ClassOf return gcp.Timeout.
+// Class is for gcp.ClassOf.
 func (e *FailedError) Class() gcp.Class {
 	if stockoutText.MatchString(e.Reason) {
 		return gcp.Capacity
@@ -170,7 +170,7 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("delete cluster %q: it was not made by multihost", e.Cluster)
 }
 
-// Class makes gcp.ClassOf return gcp.Timeout.
+// Class is for gcp.ClassOf.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 
 // Fault returns the kind of its class.
@@ -192,7 +192,7 @@ func (e *SlowError) Error() string {
 	return fmt.Sprintf("%s: it is still %s after %s", e.What, e.State, event.Duration(e.Limit))
 }
 
-// Class makes gcp.ClassOf return gcp.Timeout.
+// Class is for gcp.ClassOf.
 func (e *SlowError) Class() gcp.Class { return gcp.Timeout }
 
 // Fault returns the kind of its class.

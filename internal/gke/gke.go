@@ -42,8 +42,8 @@ const (
 	Periodic          = "PERIODIC"
 )
 
-// Limits of characters: of the name of a cluster or a node pool, and of the name of a
-// network, as Compute Engine has it.
+// Limits of names in characters. GKE limits the names of clusters and node pools, and
+// Compute Engine those of networks.
 const (
 	maxName    = 40
 	maxNetwork = 63
@@ -185,7 +185,7 @@ func New(g *gcp.Client, pods Reader) *Client {
 }
 
 // endpointOf returns the endpoint of a cluster. An endpoint with a DNS name needs no route
-// to the control plane, but not every cluster admits callers from outside there.
+// to the control plane, but some clusters refuse outside callers there.
 func endpointOf(k *container.Cluster) (Endpoint, error) {
 	if d := k.ControlPlaneEndpointsConfig; d != nil && d.DnsEndpointConfig != nil && d.DnsEndpointConfig.AllowExternalTraffic && d.DnsEndpointConfig.Endpoint != "" {
 		return Endpoint{Server: "https://" + d.DnsEndpointConfig.Endpoint}, nil
