@@ -27,7 +27,7 @@ type Controller struct {
 	Image      string // without version
 	Namespace  string
 	Deployment string
-	APIVersion string // of its own kind Kind
+	APIVersion string // of Kind, a kind that the controller serves
 	Kind       string
 }
 

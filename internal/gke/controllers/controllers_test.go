@@ -86,7 +86,7 @@ func cluster(t *testing.T) (controllers.Installer, *kube.Client) {
 }
 
 // The simulator's cluster serves JobSet and Kueue from its start, as if somebody else had
-// installed them. Their installation makes every object once.
+// installed them. Apply still makes every object, and a second Apply changes nothing.
 func TestInstallation(t *testing.T) {
 	t.Parallel()
 	i, _ := cluster(t)
