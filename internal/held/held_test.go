@@ -222,7 +222,7 @@ func startHolder(t *testing.T, until, lease int64) holderRun {
 	testkit.Must(t, os.MkdirAll(filepath.Join(h.root, "tmp", ".multihost"), 0o700))
 	h.Env, h.SysProcAttr = append(os.Environ(), "MULTIHOST_ROOT_TMP="+h.root), &syscall.SysProcAttr{Setpgid: true}
 	testkit.Must(t, h.Start())
-	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // what it has started ends with it in a pod
+	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // in a pod, its children end with it
 	return h
 }
 
@@ -238,7 +238,7 @@ func (h holderRun) waits(t *testing.T) {
 	})
 }
 
-// command starts a command that holds the lock of the pod, as those of runs do.
+// command starts a command that holds the lock of the pod, as the commands of runs do.
 func (h holderRun) command(t *testing.T, script string) *exec.Cmd {
 	t.Helper()
 	index := filepath.Join(h.root, "tmp", ".multihost")
@@ -255,13 +255,14 @@ echo "started=$$ $start 1" >"$0/0-r-1.run.new"; mv "$0/0-r-1.run.new" "$0/0-r-1.
 
 func (h holderRun) ends(t *testing.T, want int) {
 	t.Helper()
-	_ = h.Wait() // the state says all
+	_ = h.Wait() // ProcessState has the exit code
 	if code := h.ProcessState.ExitCode(); code != want {
 		t.Errorf("it ended with %v, want %d", h.ProcessState, want)
 	}
 }
 
-// A pod that has to go is not complete: Kubernetes makes another one.
+// A pod that gets SIGTERM ends with an error. If it ended with 0, Kubernetes would not replace
+// it.
 func TestHolderEndsOnSIGTERM(t *testing.T) {
 	t.Parallel()
 	h := startHolder(t, 0, 0)

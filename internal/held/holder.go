@@ -1,12 +1,12 @@
 // Package held is the provider of slices that a JobSet of idle pods holds. Kubernetes places
 // the pods and makes them again when a node fails. A pod is a worker of a slice, a Job is a
-// slice, and the JobSet is the resource. Commands reach the pods by package pods.
+// slice, and the JobSet is the resource. Commands reach the pods through package pods.
 //
 // # Decisions
 //
 //   - A pod holds its place by a process that does nothing. So the slices stay when a
 //     command ends. A command on them needs no image and no admission of its own.
-//   - The pods have the network of their nodes and are privileged, as those of XPK are: the
+//   - The pods have the network of their nodes and are privileged, like XPK's pods: the
 //     preflight can then set what the node allows.
 //   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another
 //     UID: the new pods have nothing of what was in the old ones.
@@ -80,7 +80,7 @@ type Settings struct {
 	Lease time.Duration
 }
 
-// made describes what was asked for. Two requests for the same are equal in it.
+// made describes a request. Requests for the same slices have equal descriptions.
 func (s Settings) made(count int, kind string) string {
 	text := fmt.Sprintf("%s of %s, image %s", event.Count(count, "slice"), kind, s.Image)
 	if s.TTL > 0 {
@@ -106,7 +106,7 @@ const (
 	jobName     = "slice"
 	mostRestart = 100
 	grace       = 30   // seconds; holder.sh gives commands somewhat less
-	tellEnd     = 3600 // seconds for which a JobSet that has ended can be looked at
+	tellEnd     = 3600 // seconds for which an ended JobSet stays
 )
 
 // A NameError says that a name does not fit Kubernetes.

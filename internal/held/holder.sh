@@ -4,12 +4,12 @@
 #
 # It ends with 0 at the time UNTIL (seconds since 1970), and when nobody has used the pod
 # for LEASE seconds. 0 means never. The pod is in use while a command of a run lives in it.
-# Besides, multihost writes the file "used" whenever it begins something in the pod, and
-# again and again while it is connected.
+# To show other use, multihost writes the file "used" whenever it begins something in the
+# pod, and regularly while it is connected.
 #
 # On SIGTERM it ends with 143. An end with 0 would tell Kubernetes that the pod is complete,
-# and no other pod would take its place. The end of process 1 kills all others of the pod,
-# so the commands get SIGTERM before that, and some time.
+# and no other pod would take its place. The end of process 1 kills all other processes of
+# the pod, so the commands first get SIGTERM and some time.
 tmp=${MULTIHOST_ROOT_TMP-}/tmp
 used=$tmp/.multihost-used seen=$tmp/.multihost-seen index=$tmp/.multihost
 until=$1 lease=$2 at='' sleeper=''

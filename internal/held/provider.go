@@ -215,7 +215,7 @@ func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.R
 	if res := describe(old, pods, p.commands(js.Name)); err != nil || res.Life != provision.Suspended || p.ReadOnly {
 		return res, false, err
 	}
-	if err := p.remove(ctx, old, deleteLimit); err != nil { // it has ended, and has nothing any more
+	if err := p.remove(ctx, old, deleteLimit); err != nil { // it has ended and has no pods
 		return provision.Resource{}, false, err
 	}
 	made, err := p.jobSets().Create(ctx, js, kube.WriteOptions{})
@@ -242,8 +242,8 @@ func (missing) Hint() string {
 }
 
 // Restart implements provision.Provider. The error is provision.ErrFixed: JobSet itself makes
-// failed pods again. To restart a pod that runs would make all pods of the JobSet again, with
-// none of the files and processes that the old ones have. That is what Delete and Create do.
+// failed pods again. To restart a running pod, JobSet would replace all its pods, and their
+// files and processes would be lost. Delete and Create do the same.
 func (p *Provider) Restart(_ context.Context, id string) error {
 	return &noRestart{p.commands(id).Delete}
 }

@@ -53,8 +53,8 @@ func exists(t *testing.T) (*jobset.JobSet, provision.Request) {
 	return js, r
 }
 
-// Two people type the same request after the slices have ended. The slower one leaves alone
-// what the faster one has made meanwhile.
+// Two people type the same request after the slices have ended. The slower command does not
+// delete the slices that the faster one has made meanwhile.
 func TestNewSlicesOfAnotherCommandStay(t *testing.T) {
 	t.Parallel()
 	old, r := exists(t)

@@ -197,7 +197,7 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 			over++
 		}
 	}
-	// JobSet makes no pods in place of those that it deletes, and none after its last restart.
+	// JobSet replaces no pods while it is being deleted, nor after its last restart.
 	s.Remade = js.DeletionTimestamp == nil && !failed(js)
 	s.UID = string(js.UID) + "/" + hex.EncodeToString(id.Sum(nil))[:12]
 	switch {
