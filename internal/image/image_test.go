@@ -243,8 +243,8 @@ func TestCodeOnABase(t *testing.T) {
 	}
 }
 
-// The same files give the same image, which is pushed once, in whatever order and whenever
-// the files were made.
+// The same files give the same image, whatever their order and times. It is pushed only
+// once.
 func TestTheSameCodeIsTheSameImage(t *testing.T) {
 	t.Parallel()
 	f := newRegistry(t)

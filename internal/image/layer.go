@@ -112,7 +112,7 @@ func (l *Layer) as(image types.MediaType) (v1.Layer, error) {
 	return tarball.LayerFromOpener(l.open, tarball.WithMediaType(kind))
 }
 
-// whiteout begins names that mean in a layer that a file is removed.
+// In a layer, a file whose name begins with whiteout removes another file.
 const whiteout = ".wh."
 
 // A WhiteoutError is a file whose name a layer cannot have.
