@@ -287,7 +287,8 @@ func (s *Stream) readStatus(message io.Reader) (*metav1.Status, error) {
 	return status, nil
 }
 
-// cutText returns why a connection ended, without words that mean nothing.
+// cutText returns why a connection ended, without the WebSocket library's text for a missing
+// reason.
 func cutText(err error) string {
 	var closed *websocket.CloseError
 	if errors.As(err, &closed) {

@@ -311,9 +311,9 @@ func TestResource(t *testing.T) {
 // A watchServer has pods, and answers watches with prepared events.
 type watchServer struct {
 	mu      sync.Mutex
-	lists   [][]any                   // answers of lists, the last one for ever
-	watches []func(w io.Writer) error // answers of watches, which then block
-	from    []string                  // resourceVersions at the begins of watches
+	lists   [][]any                   // answers to lists; the last one repeats
+	watches []func(w io.Writer) error // answers to watches, which then block
+	from    []string                  // resourceVersions at which watches began
 }
 
 func (s *watchServer) serve(w http.ResponseWriter, r *http.Request) {

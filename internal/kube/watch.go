@@ -38,7 +38,7 @@ type WatchOptions struct {
 // Watch notices that a front end has cut the connection without a word.
 const watchLimit = 5 * time.Minute
 
-// shortWatch is the shortest time between the begins of two watches.
+// shortWatch is the shortest time between the starts of two watches.
 const shortWatch = 500 * time.Millisecond
 
 // Watch reports the existing objects and then each change to f, until f fails or ctx ends.
