@@ -13,7 +13,7 @@ import (
 )
 
 // The commands of MaxText's documents, and one that our own plan prints, make gcloud send
-// the same requests as ours, but for the listed differences.
+// the same requests as ours, except for the listed differences.
 func TestGcloudSendsTheSameRequests(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

@@ -38,7 +38,7 @@ type Action struct {
 	conflict error
 }
 
-// A Plan lists what would be done, in order. It is valid only when it is made.
+// A Plan lists what would be done, in order. It is valid only at the moment when it is made.
 type Plan struct {
 	Actions []Action `json:"actions"`
 }
