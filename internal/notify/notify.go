@@ -62,7 +62,7 @@ type Options struct {
 	Program            []string // program and arguments; it runs once per message, which it reads from standard input
 	URL                *url.URL // where to post each message
 	Run, Project, Zone string
-	Secrets            []string   // these texts have a mask in all messages
+	Secrets            []string   // texts to mask in all messages
 	Sink               event.Sink // gets a note for each undelivered message
 	Clock              Clock
 }
