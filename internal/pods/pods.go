@@ -76,8 +76,8 @@ type Dialer struct {
 	KeepAlive time.Duration
 	Clock     remote.Clock
 
-	// Renew is a bash command without output that shows the pod that it is in use; "": none.
-	// It runs before each command, and every RenewEvery while a Dialed is open.
+	// Renew is a bash command without output with which a pod learns that it is in use; "":
+	// none. It runs before each command, and every RenewEvery while a Dialed is open.
 	Renew      string
 	RenewEvery time.Duration
 }
@@ -92,8 +92,8 @@ const mostDials = 64
 // Way implements remote.Dialer: there is only one way.
 func (*Dialer) Way(context.Context, []tpu.Slice, event.Sink) string { return "" }
 
-// Dial implements remote.Dialer. It looks at a pod that does not run yet again and again,
-// until r.RetryFor has passed.
+// Dial implements remote.Dialer. It waits for a pod that does not run yet, at most for
+// r.RetryFor.
 func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, error) {
 	dials := make(chan struct{}, mostDials)
 	dialed := &remote.Dialed{Errs: make([]error, len(r.Workers))}
@@ -132,8 +132,8 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 	return dialed, nil
 }
 
-// renew shows the pods that they are in use, until ctx ends. If it fails for a pod, it
-// tries again in the next round: a pod waits for many rounds before it ends.
+// renew lets the pods know that they are in use, until ctx ends. If it fails for a
+// pod, it tries again in the next round: a pod waits for many rounds before it ends.
 func (d *Dialer) renew(ctx context.Context, conns []*Conn) {
 	for {
 		select {

@@ -284,7 +284,7 @@ func (s *session) alive(limit time.Duration) bool {
 	return s.conn.dialer.Cluster.Alive(ctx) == nil
 }
 
-// abort ends the session. The command runs on, with streams that nobody holds.
+// abort ends the session. The command runs on, but nobody reads its streams.
 func (s *session) abort(cause error) {
 	s.once.Do(func() {
 		s.cause = cause
