@@ -165,8 +165,8 @@ func taken(until time.Time) string {
 }
 
 // unwatched says what happens to a resource if this machine dies and its workers do not
-// watch it. why is the reason why they do not. s is one of its slices, whose metadata shows
-// whether it has our startup script, which has a guard.
+// watch it. why says why they do not. s is one of its slices. The metadata of s shows
+// whether the slices have our startup script, and with it a guard.
 func unwatched(who, resource, why string, s tpu.Slice) string {
 	if _, guarded := lease.ReadTerms(s.Metadata); guarded {
 		return fmt.Sprintf("%s: no watch runs there: %s; if this machine dies, the guard in the startup script deletes %s in its place", who, why, resource)
