@@ -28,7 +28,7 @@ type Upload struct {
 	Bucket string
 	Msg    *storage.Object
 	Query  url.Values
-	Fields string // parameter fields for its last answer
+	Fields string // the request's parameter "fields", for the last answer
 	Data   []byte
 }
 
