@@ -18,7 +18,7 @@ import (
 func TestWhatAnInterruptMeans(t *testing.T) {
 	for _, tt := range []struct {
 		in           Interrupted
-		ours, others bool // the command leaves a run running that it has started, or that another has
+		ours, others bool // the command leaves its own run running (ours), or another command's (others)
 		text         string
 	}{
 		{Interrupted{Signal: syscall.SIGINT}, false, true, "interrupted (SIGINT)"},

@@ -25,8 +25,8 @@ func TimeoutPassed(limit time.Duration) *Error {
 }
 
 // SlicesTaken returns the error of a run whose slices the provider takes away at the time
-// end, as the user asked with a flag. Its text is the reason of the stop. It wraps [ErrExpired], as the
-// error for --ttl does.
+// end, as the user asked with a flag. Its text is the reason of the stop. It wraps
+// [ErrExpired], as the error for --ttl does.
 func SlicesTaken(end time.Time, flag string) *Error {
 	return slicesOver("they are taken away at "+end.Local().Format("Mon 15:04:05"), flag)
 }
