@@ -43,7 +43,7 @@ func (c *JumpClock) Waits() []time.Duration {
 	return slices.Clone(c.waits)
 }
 
-// A FastClock is this many times as fast as real time.
+// fastness is how many times faster than real time a FastClock is.
 const fastness = 100
 
 // A FastClock is for tests in which something real happens between pauses.

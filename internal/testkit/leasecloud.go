@@ -15,7 +15,7 @@ const (
 	LeaseResource = LeaseZone + "/queuedResources/train"
 )
 
-// LeaseVMs is the zone of the groups of VMs.
+// LeaseVMs is the path of the zone with the groups of VMs.
 const LeaseVMs = "/compute/v1/projects/p/zones/z"
 
 // LeaseGroup is the path of the group of VMs of the slice train-N.
