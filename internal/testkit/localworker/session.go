@@ -37,7 +37,7 @@ func (s *session) exec() error {
 	s.pipes = pipes
 	ended := make(chan struct{})
 	s.conn.worker.reaped.Go(func() {
-		_ = p.Wait() // the state says all
+		_ = p.Wait() // p.ProcessState says how it ended
 		close(ended)
 	})
 	var output sync.WaitGroup
@@ -111,7 +111,7 @@ func (s *session) feed() {
 	}
 }
 
-// abort ends the session. The process continues, with pipes that nobody holds.
+// abort ends the session. The process continues, but nobody uses its pipes.
 func (s *session) abort(cause error) {
 	s.once.Do(func() {
 		s.cause = cause
