@@ -19,8 +19,8 @@ type Alike struct {
 }
 
 // GroupAlike groups the indexes of equal texts. It skips empty texts. The groups are in the
-// order in which their texts first occur. If there are more than MostAlike texts, the last group holds
-// all that are neither the first nor among the most frequent.
+// order in which their texts first occur. If there are more than MostAlike texts, the last
+// group holds all that are neither the first nor among the most frequent.
 func GroupAlike(texts []string) []Alike {
 	index := map[string]int{}
 	var groups []Alike

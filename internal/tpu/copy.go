@@ -18,7 +18,7 @@ type Copy struct {
 	Up      bool // true: the destination is on the workers
 }
 
-// what to type, or ""
+// A CopyError says what is wrong with the words of a copy.
 type CopyError struct {
 	Text   string
 	Advice string // what to type instead, or ""

@@ -163,10 +163,9 @@ func (p Pattern) All() bool {
 
 func (t term) has(id WorkerID) bool { return t.slices.has(id.Slice) && t.workers.has(id.Worker) }
 
-// Pick returns those workers of the list all that the pattern names. It keeps the order of
-// the list. If a term
-// names none, the error is a *PatternError: a typing mistake must not make a command act on
-// fewer or more workers than the user meant.
+// Pick returns the workers in all that the pattern names. It keeps their order. If a term
+// names none, the error is a *PatternError: a typing mistake must not make a command act
+// on fewer or more workers than the user meant.
 func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	for _, t := range p.terms {
 		if !slices.ContainsFunc(all, t.has) {
