@@ -47,7 +47,7 @@ func PlaceFor(dest string, into bool) Place {
 type Fetched struct {
 	Files   int
 	Bytes   int64    // bytes of contents
-	LeftOut []string // names that are not a file, directory or link
+	LeftOut []string // names of anything but a file, directory or link
 	Changed bool     // somebody wrote to a file while the worker read it
 	// Placed has the paths of new files and directories on this machine, without what is in
 	// new directories. Replaced has the paths of files that existed here before. Made is

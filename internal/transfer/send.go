@@ -32,7 +32,7 @@ type Parcel struct {
 	Names   []string // names under which they arrive
 	Size    int64    // bytes of contents
 	Files   int
-	LeftOut []string // names that are not a file, directory or link
+	LeftOut []string // names of anything but a file, directory or link
 
 	items  []item
 	digest string
