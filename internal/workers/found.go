@@ -109,7 +109,7 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.Conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
 			for _, side := range []int64{-1, 1} {
-				if !ok { // the workers' times may be on both sides of a boundary
+				if !ok { // another worker's time may be in the two minutes before or after
 					beside := key
 					beside.minute += side
 					at, ok = index[beside]
