@@ -31,7 +31,7 @@ type Pod struct {
 	Ended    time.Time // when its last container ended, or the pod was gone; zero: it lives
 	Gone     bool      // the object was deleted
 
-	Exit Exit // how the container ended that failed first, or else the one that ended last
+	Exit Exit // of the container that failed first; without a failure, of the one that ended last
 }
 
 // An Exit is how a container ended. The zero Exit means that this is unknown.
@@ -305,7 +305,7 @@ func (p Pod) failedAt() time.Time {
 
 // stopped reports whether somebody stopped the pod before its end.
 func (p Pod) stopped() bool {
-	if p.Exit.Cause != NoCause { // the reason for which it was taken away is its own failure
+	if p.Exit.Cause != NoCause { // the loss of the pod is a failure of its own
 		return false
 	}
 	if p.Exit.Agent != nil {

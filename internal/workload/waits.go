@@ -49,8 +49,8 @@ type Wait struct {
 	Normal  bool   `json:"normal"`  // it passes by itself within minutes
 }
 
-// Waits returns why the workload does not run on all its workers, or false if it does or
-// has ended. The first cause on the way from the queue to the programs counts.
+// Waits returns why the workload does not run on all its workers, or false if it runs
+// there or has ended. The first cause on the way from the queue to the programs counts.
 func Waits(s Scene) (Wait, bool) {
 	if s.JobSet == nil || s.over() {
 		return Wait{}, false
