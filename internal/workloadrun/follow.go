@@ -21,8 +21,8 @@ import (
 	"multihost/internal/workloads"
 )
 
-// following is the state of one Follow. Only the goroutine of workloads.Follow uses the
-// fields below workload, until it has ended.
+// following is the state of one Follow. Until workloads.Follow has ended, only its
+// goroutine uses the fields below workload.
 type following struct {
 	Deps
 	Options
@@ -117,7 +117,7 @@ func (f *following) untilLeave(ctx context.Context) (context.Context, func()) {
 // connectLimit is how long a stop waits for the connections to the pods.
 const connectLimit = 5 * time.Second
 
-// connectPause is how long the connection to a pod takes at most, mostly.
+// connectPause is longer than most connections to a pod take.
 const connectPause = time.Second
 
 // await waits until the outputs of all running pods are connected, so that a deletion takes
@@ -184,7 +184,7 @@ func (f *following) output(attempt int, p workload.Pod, container string) (io.Wr
 	}
 	select {
 	case f.opened <- struct{}{}:
-	default: // nobody waits for so many
+	default: // await needs only one token
 	}
 	f.reads = append(f.reads, p.Worker)
 	out := &receiver{f: f, id: p.Worker}
@@ -282,10 +282,10 @@ func (f *following) save() {
 	}
 }
 
-// attemptEnded records and shows how an attempt ended that another one has followed.
+// attemptEnded records and shows the end of an attempt after which another one has begun.
 func (f *following) attemptEnded(a workload.Attempt) {
 	number, ok := f.numbers[a.Number]
-	if !ok { // nothing of it came here
+	if !ok { // no output of it came here
 		return
 	}
 	e := endOf(a)
@@ -388,7 +388,7 @@ func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outco
 		return done, why
 	}
 	if f.Stop != "" {
-		done.Code = 0 // of the command that stops the run
+		done.Code = 0 // the command that stops the run has succeeded
 	}
 	return done, nil
 }

@@ -150,7 +150,8 @@ func (d Deps) base(rec *record.Record, o Options) string {
 }
 
 // recordOf returns the record of a run that this machine follows for the first time. old is
-// the record of an earlier workload of the same name, or nil. Its attempts stay.
+// the record of an earlier workload of the same name, or nil. The result keeps the attempts
+// of old.
 func (d Deps) recordOf(w *workloads.Workload, old *record.Record, o Options) *record.Record {
 	rec := &record.Record{Run: w.Name, Project: d.Project, Zone: d.Zone, Owner: w.User, Created: w.Created, Command: w.Command,
 		Workers: w.Slices * w.Workers, Cluster: &d.At, Workload: w.UID, KeepGoing: true, LogDir: o.LogDir}
