@@ -228,9 +228,9 @@ func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, ove
 	return now, now.Status.Phase == corev1.PodFailed || now.Status.Phase == corev1.PodSucceeded
 }
 
-// rest writes what is missing of the output of an ended pod, from what its node keeps. That
-// counts only if it begins with the bytes read before, because the node may have dropped
-// the beginning. The hash that the agent reported proves the end.
+// rest writes what is missing of the output of an ended pod, from what its node keeps. rest
+// uses the node's text only if it begins with the bytes read before, because the node may
+// have dropped the beginning. The hash that the agent reported proves the end.
 func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out *counted) error {
 	incomplete := func(why string) error {
 		return &AbsentError{Text: fmt.Sprintf("the output is not complete behind byte %d: the pod has ended, and %s", out.n, why), kind: fault.Unavailable}

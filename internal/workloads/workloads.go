@@ -34,7 +34,8 @@ import (
 	"multihost/internal/workload"
 )
 
-// A Cluster has workloads. Its methods are safe for concurrent use.
+// A Cluster gives access to the workloads of one Kubernetes cluster. Its methods are safe for
+// concurrent use.
 type Cluster struct {
 	Client *kube.Client
 	Name   string           // the cluster's name, if it is of GKE, for commands about it

@@ -248,7 +248,7 @@ func TestLogsAreFollowedToTheLastByte(t *testing.T) {
 	if text := got.String(); !ok || end.Code != 7 || end.Length != int64(len(text)) || !strings.HasPrefix(text, "a\xff") || !strings.HasSuffix(text, "line 200\nend") || strings.Count(text, "line 77\n") != 1 {
 		t.Errorf("%+v, %q", end, text)
 	}
-	// The node must have kept the same.
+	// The log that the node keeps must be the same.
 	var kept bytes.Buffer
 	if err := c.Logs(t.Context(), "w", workloads.LogOptions{Worker: tpu.WorkerID{Slice: 1}}, &kept); err != nil || kept.String() != got.String() {
 		t.Errorf("%q, %v", kept.String(), err)
@@ -279,7 +279,7 @@ func TestNoPodYet(t *testing.T) {
 	}
 }
 
-// A pod that will never be is not waited for.
+// Logs does not wait for a pod that will never exist.
 func TestLogsWaitForNoPodThatCannotCome(t *testing.T) {
 	t.Parallel()
 	c, _, said := cluster(t)
@@ -305,7 +305,7 @@ func TestLogsWaitForNoPodThatCannotCome(t *testing.T) {
 	}
 }
 
-// Who may not read Jobs still gets the status of a failed workload.
+// A user who may not read Jobs still gets the status of a failed workload.
 func TestJobsThatNobodyMayRead(t *testing.T) {
 	t.Parallel()
 	c, s, _ := cluster(t)
