@@ -48,8 +48,8 @@ func TestUnsoundGoIsFound(t *testing.T) {
 	}
 }
 
-// unsound checks the types of packages as built for a platform, of packages that are not
-// ours only the declarations. planted replaces the contents of some files.
+// unsound checks the types of packages as built for a platform. Of packages that are not
+// ours, it checks only the declarations. planted replaces the contents of some files.
 func unsound(t *testing.T, p platform, planted map[string][]byte, patterns ...string) (faults []string) {
 	t.Helper()
 	root, err := filepath.Abs("..")
