@@ -150,8 +150,8 @@ func (c *Cluster) URL() string { return "https://" + address(c.ports.api) }
 // CA returns the certificate of the cluster's authority, in PEM.
 func (c *Cluster) CA() []byte { return bytes.Clone(c.ca.pem) }
 
-// ServerTLS returns what a server of the cluster on 127.0.0.1 needs: a kubelet or a webhook.
-// The API server shows a kubelet a certificate of the authority.
+// ServerTLS returns what a server of the cluster on 127.0.0.1 needs, such as a kubelet or a
+// webhook. The API server shows a kubelet a certificate of the authority.
 func (c *Cluster) ServerTLS() (*tls.Config, error) { return c.ca.serverTLS() }
 
 func address(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

@@ -18,15 +18,15 @@ type discard struct{}
 
 func (discard) Emit(event.Event) {}
 
-// startControllers applies what multihost applies for JobSet and Kueue, except what makes
-// pods of them, and starts both as processes.
+// startControllers applies what multihost applies for JobSet and Kueue, except the
+// objects that would run them in pods. It starts both as processes instead.
 func (c *Cluster) startControllers(ctx context.Context) error {
 	client, err := kube.New(kube.Config{Kubeconfig: []string{c.Kubeconfig()}, Sink: discard{}})
 	if err != nil {
 		return err
 	}
 	var webhooks []unstructured.Unstructured
-	var kinds []string // their names
+	var kinds []string // names of the new kinds
 	for _, each := range controllers.All() {
 		port := c.ports.jobSet
 		if each.Name == "Kueue" {
@@ -44,7 +44,7 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 			local(o.Object, fmt.Sprintf("https://%s", address(port)), c.ca.pem)
 			switch o.GetKind() {
 			case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
-				webhooks = append(webhooks, o) // nobody answers yet
+				webhooks = append(webhooks, o) // the webhooks' servers do not run yet
 				continue
 			case "CustomResourceDefinition":
 				kinds = append(kinds, o.GetName())

@@ -135,15 +135,15 @@ func build(ctx context.Context) error {
 		return err
 	}
 	text := "demo: the programs of the cluster are in " + dir
-	if took, err := parts.TookOf(programs); err == nil { // who copied the programs has no figures
+	if took, err := parts.TookOf(programs); err == nil { // there are no figures if somebody has copied the programs
 		text += fmt.Sprintf("; their first build took %.0f s here, %.0f s of CPU time", took.Wall, took.CPU)
 	}
 	fmt.Fprintln(os.Stderr, text)
 	return nil
 }
 
-// building shows what the builder says. If the builder says something, it builds: then
-// building first says how long that takes.
+// building shows the builder's messages. The builder writes only if it has to build.
+// So before its first message, building says how long that takes.
 type building struct {
 	dir  string
 	said bool
@@ -176,7 +176,7 @@ func command(ctx context.Context, kubeconfig, dir string, argv []string) error {
 		return errors.Join(err, cmd.Wait())
 	}
 	err = cmd.Wait()
-	_ = g.Process.Kill() // first, so that it does not take the end of the pipe for ours
+	_ = g.Process.Kill() // first, because the closed pipe would tell it that this process has died
 	alive.Close()
 	_ = g.Wait()                                        // it was killed
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly nothing is left of the group

@@ -87,7 +87,7 @@ func (k *Kubelet) renew(ctx context.Context, node string) error {
 }
 
 // RemoveNode takes a node away, as if its machine were gone. The processes of its pods end
-// at once, and nobody writes what becomes of the pods.
+// at once, and nobody tells the API what became of the pods.
 func (k *Kubelet) RemoveNode(ctx context.Context, name string) error {
 	k.mu.Lock()
 	delete(k.nodes, name)
@@ -137,7 +137,7 @@ func (k *Kubelet) beatOnce() error {
 	return each.Wait()
 }
 
-// ready says that a node is ready, unless the API has it so.
+// ready tells the API that a node is ready, unless the API already says so.
 func (k *Kubelet) ready(o *unstructured.Unstructured) error {
 	var node corev1.Node
 	if err := decode(o, &node); err != nil {

@@ -92,7 +92,7 @@ func (k *Kubelet) serveExec(w http.ResponseWriter, r *http.Request) {
 
 // An execution runs a program in a container.
 type execution struct {
-	running *sync.WaitGroup // it counts the request, and gets what outlives the program
+	running *sync.WaitGroup // counts the request, and the goroutines that outlive the program
 	start   func(argv []string, tty bool) (worker.Launched, error)
 }
 

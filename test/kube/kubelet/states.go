@@ -36,7 +36,7 @@ type states struct {
 
 // due is a status to write.
 type due struct {
-	change func(*corev1.Pod) // nil: nothing new since the writer has begun to write
+	change func(*corev1.Pod) // nil: nothing new since the writer began to write
 	done   chan struct{}     // closed when the status is written
 }
 
@@ -56,8 +56,8 @@ func (s *states) Update(pod *corev1.Pod, change func(*corev1.Pod)) {
 	s.running.Go(func() { s.write(pod, d) })
 }
 
-// next returns the change to write next. It returns nil, and the writer must end, if there
-// is none.
+// next returns the change to write next. If there is none, it returns nil, and the writer
+// must end.
 func (s *states) next(pod *corev1.Pod, d *due) func(*corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

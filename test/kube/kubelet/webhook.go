@@ -73,7 +73,7 @@ func (k *Kubelet) serveWebhook(w http.ResponseWriter, r *http.Request) {
 }
 
 // variables returns a patch that adds GKE's variables to a pod. It returns nothing if the
-// pod is none of a Job or has no TPU chips.
+// pod belongs to no Job or has no TPU chips.
 func (k *Kubelet) variables(ctx context.Context, r *admission.AdmissionRequest) ([]byte, error) {
 	var pod corev1.Pod
 	if err := json.Unmarshal(r.Object.Raw, &pod); err != nil {

@@ -52,7 +52,7 @@ func All() []Part {
 		{
 			Name: "kubernetes", Module: "k8s.io/kubernetes", Version: "v1.35.4",
 			Packages: []string{"cmd/kube-apiserver", "cmd/kube-controller-manager", "cmd/kube-scheduler"},
-			// Without them the server tells a version that Kueue cannot read.
+			// Without them the server reports a version that Kueue cannot read.
 			Set: map[string]string{componentVersion + "gitVersion": "v1.35.4", componentVersion + "gitMajor": "1", componentVersion + "gitMinor": "35"},
 		},
 	}
