@@ -3,7 +3,6 @@ package options
 import (
 	"errors"
 	"path/filepath"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -127,10 +126,10 @@ func (k *KubeChoice) recorded(c *Call, stateDir string) {
 	case err != nil || of == nil:
 	case of.Name != "":
 		k.Named, k.Cluster, k.Config.Namespace = true, of.Name, of.Namespace
-		k.Flags = remote.CommandLine("--cluster="+of.Name, "--namespace="+of.Namespace)
+		k.Flags = remote.CommandLine(of.Flags()...)
 	default:
 		k.Named, k.Config.Kubeconfig, k.Config.Context, k.Config.Namespace = true, of.Kubeconfig, of.Context, of.Namespace
-		k.Flags = remote.CommandLine("--kubeconfig="+strings.Join(of.Kubeconfig, ":"), "--context="+of.Context, "--namespace="+of.Namespace)
+		k.Flags = remote.CommandLine(of.Flags()...)
 	}
 }
 

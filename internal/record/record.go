@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -37,6 +38,14 @@ type Cluster struct {
 	Kubeconfig []string `json:"kubeconfig,omitempty"` // files that describe the cluster
 	Context    string   `json:"context,omitempty"`    // in these files
 	Namespace  string   `json:"namespace"`
+}
+
+// Flags returns the flags that name the cluster on a command line.
+func (c *Cluster) Flags() []string {
+	if c.Name != "" {
+		return []string{"--cluster=" + c.Name, "--namespace=" + c.Namespace}
+	}
+	return []string{"--kubeconfig=" + strings.Join(c.Kubeconfig, ":"), "--context=" + c.Context, "--namespace=" + c.Namespace}
 }
 
 // A Record is what the runner stores about a run on this machine, so that ps, logs, attach

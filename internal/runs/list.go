@@ -14,6 +14,8 @@ import (
 	"multihost/internal/cost"
 	"multihost/internal/event"
 	"multihost/internal/launch"
+	"multihost/internal/record"
+	"multihost/internal/remote"
 	"multihost/internal/tpu"
 	"multihost/internal/workers"
 	"multihost/internal/workload"
@@ -48,6 +50,9 @@ type Seen struct {
 func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error
+	if prefix == "" {
+		sayElsewhere(d)
+	}
 	if prefix == "" && d.OpenBucket != nil {
 		rows, err := detachedRows(ctx, d, ended)
 		if d.Bucket != "" && err != nil && rows == nil {
@@ -80,6 +85,28 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 	}
 	d.Sink.Emit(event.Result{Name: "runs", Text: table(seen, ended), Data: seen})
 	return surveyErr
+}
+
+// sayElsewhere names the runs of this machine that are workloads of clusters and may still
+// run. The slices do not know them.
+func sayElsewhere(d Deps) {
+	if d.Workloads != nil { // the list has those of the cluster that the user named
+		return
+	}
+	var names []string
+	hint := ""
+	for _, rec := range record.LocalRecords(d.StateDir) {
+		if rec.Workload == "" || rec.Cluster == nil || rec.Over() {
+			continue
+		}
+		names = append(names, rec.Run)
+		if line := "multihost ps " + remote.CommandLine(rec.Cluster.Flags()...); !strings.Contains(hint+"\n", line+"\n") {
+			hint += "\n" + line
+		}
+	}
+	if len(names) > 0 {
+		event.Notef(d.Sink, event.Info, strings.TrimPrefix(hint, "\n"), "jobs in clusters are not in this list: %s", tpu.FewNames(names))
+	}
 }
 
 // workloadRows returns the rows of the workloads of a cluster.
