@@ -238,6 +238,10 @@ func sliceNames(all []tpu.Slice, f workers.FoundRun) string {
 // Recorded returns the selection of workers for a record, with the record's slice numbers.
 // A slice that no longer exists has no workers in sel, and gone has its name.
 func Recorded(ctx context.Context, d Deps, rec *record.Record) (sel tpu.Selection, gone []string, err error) {
+	if rec.Workload != "" {
+		return sel, nil, &stage.Error{Stage: stage.Input, Text: fmt.Sprintf("run %q is a job in a cluster: this command does not reach its pods", rec.Run),
+			Advice: "its logs: multihost logs " + rec.Run + "; follow it with: multihost attach " + rec.Run}
+	}
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
 		return sel, nil, fmt.Errorf("list slices in %q: %w", d.Zone, err)
