@@ -40,7 +40,7 @@ func refuseOutside(c *Call) {
 	}
 }
 
-// A ClusterJob is what a command line asks for that IsClusterJob.
+// A ClusterJob has the options of a job that a cluster runs.
 type ClusterJob struct {
 	Workload
 	Run attempt.Options // what a job in a cluster has in common with other jobs

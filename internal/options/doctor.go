@@ -24,8 +24,8 @@ func DoctorFlags() []cli.Flag {
 	}
 }
 
-// DoctorCluster reads which cluster doctor examines. p is the provider of its slices. Flags
-// that describe slices of a cloud are errors there.
+// DoctorCluster reads which cluster doctor examines. p is the provider of its slices. If
+// doctor examines a cluster, it refuses flags that describe slices of a cloud.
 func DoctorCluster(c *Call, p *held.Provider, clusters *gke.Client) *doctor.Cluster {
 	for _, name := range []string{"tpu-type", "num-slices", "provider", "reservation", "network", "fix"} {
 		if _, typed := c.Typed[name]; typed {

@@ -39,8 +39,9 @@ func loadGcloud(l *cmdline.Line, m Machine) (config.Gcloud, error) {
 	return config.LoadGcloud(m.Lookup, m.Home, cmp.Or(l.Values["configuration"], l.Setting("configuration")))
 }
 
-// Explain returns the values of the flags of the command of p that the words of c name, or
-// without words of all commands. With --all, String also shows the built-in values.
+// Explain returns the values of flags. The words of c name a command of p, whose flags are
+// shown. Without words, the flags of all commands are shown. With --all, String also shows
+// the built-in values.
 func Explain(c *Call, m Machine, p cmdline.Program) (Defaults, error) {
 	path := strings.Join(c.Words, " ")
 	d := Defaults{Command: path, UserFile: config.UserFile(m.Lookup, m.Home), Profiles: []string{}}

@@ -104,9 +104,9 @@ func (o Option) Key() (key string, isRefused bool) {
 // means nothing to other jobs.
 func (o Option) OfBucket() bool { return o.with == withBucket }
 
-// RunRows returns the options of run, and jobRows those of job, in the order of the help.
+// RunRows returns the options of run, and JobRows those of job, in the order of the help.
 // The flags of job that describe the request are also in the table of package qr: see
-// requestFlags.
+// RequestFlags.
 func RunRows() []Option {
 	return slices.Concat(selectOptions(), HostOptions(), KubeOptions(), PatienceOptions(), sharedOptions(), WatchingOptions(), []Option{restartsOption()}, ownRunOptions(), LoginOptions())
 }
@@ -124,7 +124,7 @@ func FlagsOf(rows []Option) []cli.Flag {
 	return all
 }
 
-// options are the options of run and job. run uses only the part Run.
+// options are the options of run and job. The command run uses only the field Run.
 type options = job.JobOptions
 
 // Flags are the values of a command's flags.

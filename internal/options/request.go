@@ -50,7 +50,7 @@ func RequestFlags(own ...cli.Flag) []cli.Flag {
 	return all
 }
 
-// readRequest adds to r the values of requestFlags, and of gcloud's flags in extra.
+// readRequest adds to r the values of RequestFlags, and of gcloud's flags in extra.
 func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 	if typeName := c.String("tpu-type"); typeName != "" {
 		t, err := tpu.ParseType(typeName)
@@ -201,12 +201,12 @@ func AsyncFlag(usage string) cli.Flag { return &cli.BoolFlag{Name: "async", Usag
 // WaitFlags limit how long a command waits for slices. See WaitLimits.
 func WaitFlags() []cli.Flag { return FlagsOf(WaitOptions()) }
 
-// WaitLimits reads waitFlags.
+// WaitLimits reads WaitFlags.
 func WaitLimits(c *Call) qr.WaitOptions {
 	return qr.WaitOptions{QueueLimit: waitTime(c, "queue-timeout"), ProvisionLimit: waitTime(c, "provision-timeout"), BootLimit: waitTime(c, "boot-timeout")}
 }
 
-// SliceLimits returns the result of WaitLimits, with SlicesDeadline.
+// SliceLimits returns the result of WaitLimits together with that of SlicesDeadline.
 func SliceLimits(c *Call) provider.WaitOptions {
 	o := WaitLimits(c)
 	o.SlicesLimit = SlicesDeadline(c)

@@ -69,8 +69,8 @@ func strayWord(c *Call, word string) error {
 	return &cmdline.UsageError{Err: fmt.Errorf("word %q is neither a flag nor after --", word), Advice: hint}
 }
 
-// JobFlags returns the flags of job. It has none for the names of its slices, which have
-// the name of the run.
+// JobFlags returns the flags of job. There is none for the names of its slices: the slices
+// have the name of the run.
 func JobFlags() []cli.Flag {
 	own := FlagsOf(ownJobOptions())
 	all := RequestFlags(own...)
@@ -80,7 +80,7 @@ func JobFlags() []cli.Flag {
 		if name == "workload" || hasFlag(rest, name) {
 			continue
 		}
-		if n, ok := f.(*cli.IntFlag); ok { // of these names, job has some for other flags
+		if n, ok := f.(*cli.IntFlag); ok { // job uses some of these names for other flags
 			n.Aliases = nil
 		}
 		rest = append(rest, f)

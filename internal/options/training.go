@@ -30,7 +30,7 @@ func pattern(c *Call) *metrics.Pattern {
 	return pattern
 }
 
-// Watch reads watchingOptions.
+// Watch reads WatchingOptions.
 func Watch(c *Call) follow.WatchOptions {
 	o := follow.WatchOptions{OnStall: follow.OnStall(c.String("on-stall")), Pattern: pattern(c)}
 	c.OneOf("on-stall", string(o.OnStall), string(follow.StallReport), string(follow.StallDump), string(follow.StallRestart), string(follow.StallStop))
