@@ -82,8 +82,8 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
 		}
 		t.packs.leave(key, p)
-		// Other workers still need the pack if the worker for which it was packed was given
-		// up.
+		// If packing stopped because its worker was given up, other workers still need the
+		// pack.
 		if mine || !errors.Is(p.err, errGivenUp) {
 			return nil, nil, p.err
 		}

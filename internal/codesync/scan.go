@@ -289,9 +289,9 @@ func (s *scanner) visitLink(name string) error {
 	return nil
 }
 
-// leadsOut reports whether a link leads out of the directory. The link has this name, and
-// target is its text. An absolute target always does, because on the worker it means
-// another file.
+// leadsOut reports whether the link called name, with the text target, leads out of the
+// directory. A link with an absolute target always does, because on the worker that target
+// means another file.
 func leadsOut(name, target string) bool {
 	if path.IsAbs(target) || filepath.IsAbs(target) {
 		return true

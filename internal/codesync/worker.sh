@@ -488,7 +488,7 @@ remove_gone() {
   removed=${#gone[@]}
   names=("${gone[@]}")
   with_names rm -f -- || fail "cannot remove files of the earlier sync"
-  # The deepest first. A directory stays if the run has put files into it.
+  # Remove the deepest first. A directory stays if the run has put files into it.
   for ((i = ${#gone_dirs[@]} - 1; i >= 0; i--)); do
     path=${gone_dirs[i]}
     through_link "$path" && continue
