@@ -10,8 +10,8 @@
 // # Decisions
 //
 //   - The program has no version: workers know it by its SHA-256. A login runs only its own
-//     copy. Before each run, the script that runs the copy compares the copy's hash with
-//     the hash in the script.
+//     copy. The script that runs the copy contains the right hash, and first compares it
+//     with the hash of the copy.
 package agent
 
 import (

@@ -17,7 +17,7 @@ type Preflight struct {
 	last      string    // last line of the output, whatever it says
 }
 
-// A Setting is one that is not as wanted.
+// A Setting is a setting of the worker that differs from the wanted value.
 type Setting struct{ Name, Want, Why string }
 
 func (s Setting) String() string {

@@ -29,20 +29,21 @@ type Deletion struct {
 	Probe string `json:"probe,omitempty"`
 }
 
-// A Field is a place in a JSON text, and the value that this place must have.
+// A Field is a place in a JSON text, and the value that this place must have. If Path has a
+// *, at least one element must exist, and all elements must have the value.
 type Field struct {
 	// Path is a JSON pointer (RFC 6901) in which * stands for every element of an array.
 	Path  string `json:"path"`
 	Value string `json:"value"`
 }
 
-// At least one element must exist, and all must have the value.
+// ErrForeign reports a resource without the proof that it belongs to the run.
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
 // Delete requests the deletions in order. It continues after an error, because each
 // resource costs money. Before each request it reads the resource and checks the proof. A
-// resource that is gone, or is being deleted, needs no request. ErrForeign is final: all
-// resources that are left belong to another run. After any other result the caller may call
+// resource that is gone, or is being deleted, needs no request. ErrForeign is final: every
+// resource that is left belongs to another run. After any other result the caller may call
 // Delete again, because a deletion that was accepted may fail later.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	var trouble []error

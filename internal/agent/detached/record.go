@@ -221,10 +221,11 @@ type attemptHere struct {
 }
 
 // wentDown reports whether a shutdown of the machine ended the attempt, and why. If the
-// command ended with 0, or was stopped, the answer is no. Otherwise the record may say
-// something else. There are two signs. The shutdown script noted it before
-// the end. Or nobody reported the end in the same boot, and the supervisor was killed or
-// the command died by TERM: a machine that shuts down sends TERM to all processes.
+// command ended with 0, or was stopped, the answer is no. Otherwise one of two signs is
+// enough, whatever reason the record gives. The first sign: the shutdown script noted the
+// shutdown before the end. The second sign: nobody reported the end in the same boot, and
+// the supervisor was killed or the command died by TERM. A machine that shuts down sends
+// TERM to all processes.
 func (a attemptHere) wentDown() (reason string, yes bool) {
 	if a.life != exited && a.life != lost || a.told || a.record == nil {
 		return "", false

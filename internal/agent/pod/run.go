@@ -124,7 +124,7 @@ func (r *runner) command() End {
 }
 
 // preflight makes the settings of the worker. It returns false if the command must not
-// start. The settings are the node's, so that the next container mostly finds them made.
+// start. The settings belong to the node, so the next container usually finds them in place.
 func (r *runner) preflight(env []string) (End, bool) {
 	if _, err := os.Stat(r.Preflight); err != nil {
 		r.out.note("multihost: the image has no script of the preflight, so the worker's settings stay as they are")
@@ -294,7 +294,7 @@ func endOf(status syscall.WaitStatus) End {
 	return e
 }
 
-// names of the signals that end programs.
+// names has the names of the signals that end programs.
 var names = map[syscall.Signal]string{
 	syscall.SIGHUP: "SIGHUP", syscall.SIGINT: "SIGINT", syscall.SIGQUIT: "SIGQUIT", syscall.SIGILL: "SIGILL", syscall.SIGTRAP: "SIGTRAP",
 	syscall.SIGABRT: "SIGABRT", syscall.SIGBUS: "SIGBUS", syscall.SIGFPE: "SIGFPE", syscall.SIGKILL: "SIGKILL", syscall.SIGUSR1: "SIGUSR1",

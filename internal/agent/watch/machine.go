@@ -73,7 +73,7 @@ const (
 	manyTries  = 20
 	callRate   = 5                // most calls per second of all workers of a job together, while a command runs; with very many workers, mostSpread allows more
 	mostSpread = 30 * time.Minute // longest time between two rounds in which a worker reads the reports of the others
-	mostPause  = 600              // limit of the random pause, in seconds; usually only one worker then reads all reports and deletes
+	mostPause  = 600              // limit of the random pause, in seconds; it is so long that usually only one worker reads all reports and deletes
 )
 
 // A Machine decides what a watch does. It reads no clock and has no effects. Look begins
@@ -298,8 +298,8 @@ func (m *Machine) stays(r Report, now time.Time) bool {
 	return false
 }
 
-// unknown postpones the next try if this worker cannot find out whether a command is active
-// elsewhere, unless the time to live has passed.
+// unknown is for a worker that cannot find out whether a command is active elsewhere. It
+// postpones the next try, unless the time to live has passed.
 func (m *Machine) unknown(about string) []Action {
 	if !m.aged {
 		m.later()
@@ -344,8 +344,8 @@ func (m *Machine) later() {
 	m.putOff(max(pause, m.spread()))
 }
 
-// putOff sets the next try to the end of the pause. If the slices must be deleted earlier
-// even if a command is active, it sets that moment.
+// putOff sets the next try to the end of the pause, but not later than lastMoment: from then
+// on, the slices must be deleted even if a command is active.
 func (m *Machine) putOff(pause time.Duration) {
 	t := &m.Terms
 	if left := m.overFor(t.Grace + lastWait).Sub(m.seen.Now); t.TTL > 0 && left > 0 {

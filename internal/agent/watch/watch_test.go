@@ -175,8 +175,8 @@ func (w *worker) runs() (end func(code int)) {
 // at waits until this much time has passed since the request.
 func (c *cloud) at(d time.Duration) { time.Sleep(d - c.age()) }
 
-// isDeleted fails the test unless the slices were deleted at least from, and at most to,
-// after the request. With 0 and 0 it fails the test if they were deleted at all.
+// isDeleted fails the test unless the slices were deleted between the times from and to after
+// the request. With 0 and 0 it fails the test if they were deleted at all.
 func (c *cloud) isDeleted(from, to time.Duration) {
 	t := c.workers[0].t
 	t.Helper()
