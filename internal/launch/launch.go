@@ -68,9 +68,9 @@
 //     the digest of the code. A sync removes the digest before it looks for a supervisor.
 //     So at least one of them sees the other.
 //   - Armed workers wait in the process that becomes the command, after all slow work. They
-//     all start at the same moment: 0.1 s plus 1 ms a worker ahead, at most 2 s. For that,
-//     this machine measures the workers' clocks over the waiting sessions, when the workers
-//     do nothing else.
+//     all start at the same moment. This machine chooses it 0.1 s ahead plus 1 ms for each
+//     worker, at most 2 s. Before that, it measures the workers' clocks over the waiting
+//     sessions, while the workers do nothing else.
 //   - While the supervisor starts, survey reads the versions of packages, with the
 //     interpreter and the environment of the command. So they cost no round trip. survey
 //     imports nothing, because jax would take the TPU.

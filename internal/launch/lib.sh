@@ -239,9 +239,9 @@ everybody() {
   done 2>/dev/null
 }
 
-# kin adds to the map "ours" the descendants of its processes, which the map "parents"
-# shows. It sets the array pids to the processes in "ours", without this process and its
-# ancestors.
+# kin adds to the map "ours" all descendants of the processes in it. The map "parents" shows
+# which they are. Then kin sets the array pids to the processes in "ours", without this
+# process and its ancestors.
 kin() {
   local p more=1
   while ((more)); do
@@ -316,9 +316,9 @@ end_all() {
   done
 }
 
-# devices puts the TPU device files of the worker into the array device_files. It skips a
-# device of a vendor other than Google, if the system reports the vendor, and the control
-# node /dev/vfio/vfio.
+# devices puts the TPU device files of the worker into the array device_files. It skips the
+# control node /dev/vfio/vfio. It also skips a device if the system reports a vendor other
+# than Google.
 devices() {
   local root=${MULTIHOST_ROOT_DEV-}/dev file
   device_files=()
@@ -365,9 +365,9 @@ privileged() {
 # search [DIR] fills the arrays opened and mapped with lines "/proc/PID/fd/N FILE" and
 # "/proc/PID/maps:... FILE" for the devices in device_files. If there are devices, it looks
 # as root where possible, and sets as_root and blind as privileged does. With DIR it adds
-# the open outputs of that attempt to opened. It fills the array marked with the processes
-# whose environment names the attempt. One shell does all of it, because each sudo takes two
-# processes.
+# the open outputs of that attempt to opened. With DIR it also fills the array marked with
+# the processes whose environment names the attempt. One shell does all of it, because each
+# sudo takes two processes.
 search() {
   local fd='' line file mark='' output=/ devices=${MULTIHOST_ROOT_DEV-}/dev
   local -a words

@@ -312,7 +312,7 @@ func parent(t testing.TB, pid int) int {
 	return ppid
 }
 
-// alive reports whether the process runs whose number is in file.
+// alive reports whether the process with the number in file runs.
 func alive(t testing.TB, file string) bool {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -27,7 +27,7 @@ func (l *local) readers(ref Ref) []int {
 	return pids
 }
 
-// reads reports whether only the relay, with its head, reads the pipe.
+// reads reports whether only the relay and the program head of the relay read the pipe.
 func (l *local) reads(ref Ref) bool {
 	var programs []string
 	for _, pid := range l.readers(ref) {

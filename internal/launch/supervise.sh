@@ -21,7 +21,7 @@ main() {
   IFS= read -r -d '' meta <"$dir/meta"
   note "dir=$dir" "run=$run" "attempt=$attempt" "login=${LOGNAME:-$(exec id -un)}" "${meta%$'\n'}" \
     "supervisor=$$ $start $boot $at"
-  # Handlers, because the command would inherit an ignored signal.
+  # Set handlers and do not ignore the signals: the command would inherit ignored signals.
   trap 'poked=1' HUP INT QUIT PIPE TERM USR1 USR2
   exec 3<"$dir/control" 4>&-
   scope
