@@ -46,7 +46,7 @@ func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) 
 		l, failure := c.try(ctx)
 		if failure == nil {
 			if trouble == nil {
-				c.fleet.tellTrust() // Open checks this once for all hosts, every other caller here
+				c.fleet.tellTrust() // Open calls this once for all hosts
 			}
 			return l, nil
 		}
@@ -271,7 +271,7 @@ func (f *Fleet) login(ctx context.Context, raw net.Conn, addr, user string, keys
 	return l, "", nil
 }
 
-// A loginWatch records what tells the refusals of a login apart.
+// A loginWatch records what distinguishes the reasons for a refused login.
 type loginWatch struct {
 	asked  atomic.Bool // the server accepts keys for this login
 	signed atomic.Bool // the server wants our signature, so the key is known to it

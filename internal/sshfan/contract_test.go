@@ -40,7 +40,7 @@ type target struct {
 	rotate       func()     // makes new host keys
 
 	// asRoot says that the server can do what sshd can do only as root: give terminals to
-	// others, and start commands in a home of the test.
+	// other users, and start commands in a home directory of the test.
 	asRoot bool
 
 	fewFiles bool // the soft limit of open files is 1024, as on Ubuntu
@@ -98,8 +98,8 @@ func processTarget(t *testing.T, key *sshkey.Identity) target {
 	}
 }
 
-// host returns the target as a worker with the address addr, which may lead to it through
-// others.
+// host returns the target as a worker with the address addr. This may be the address of a
+// proxy in front of the target.
 func (g target) host(addr string) sshfan.Host {
 	h := hostAt("s0w0", addr)
 	h.User = g.login

@@ -23,7 +23,7 @@ var (
 	ErrTooManySessions = fault.New(fault.Unavailable, "worker refuses further sessions (MaxSessions of its sshd)")
 
 	// ErrNoAgent reports an sshd that does not forward agents (AllowAgentForwarding).
-	// Cmd.LoginTo and Cmd.AgentSocket need that.
+	// Cmd.LoginTo and Cmd.AgentSocket need a forwarded agent.
 	ErrNoAgent = fault.New(fault.Unavailable, "sshd forwards no agent for this login")
 )
 

@@ -142,7 +142,7 @@ func TestSilentHostEndsByItsOwnDeadline(t *testing.T) {
 	good := newServer(t)
 	silent := newServer(t, func(s *server) { s.silent = true })
 	f := newFleet(t, func(c *sshfan.Config) {
-		c.ConnectTimeout = 3 * time.Second // the good host needs this much time, too
+		c.ConnectTimeout = 3 * time.Second // not less, because the good host has no more time
 		c.RetryFor = time.Millisecond
 	})
 	conns, errs := f.Connect(t.Context(), []sshfan.Host{silent.host("s0w0"), good.host("s0w1")})
@@ -561,8 +561,8 @@ func TestAKeyThatIsForgottenMeanwhileIsAccepted(t *testing.T) {
 	}
 }
 
-// sortedNames replaces the names in a list of workers by the first five, because the real
-// list has the order in which the logins ended.
+// sortedNames puts the names s0w0 to s0w4 into each text, in place of the names there. The
+// order of those depends on which login ended first.
 func sortedNames(texts []string) []string {
 	for i, s := range texts {
 		before, rest, _ := strings.Cut(s, "(")

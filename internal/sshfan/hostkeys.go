@@ -24,8 +24,8 @@ import (
 //
 // A key must match everything that is known: the pinned key, if there is one, and one of
 // the API's keys, if there are any. If the API has a new key for the same machine, that key
-// does not replace the pin: a machine that was made again has a new Pin, and an old machine
-// has no reason to change its key.
+// does not replace the pin: a machine that was made again has a new Pin, and the same
+// machine has no reason to change its key.
 type trust struct {
 	host       Host
 	pinned     ssh.PublicKey // nil: no key is pinned
@@ -43,9 +43,9 @@ type trust struct {
 	mismatch error
 }
 
-// trust returns which host keys the worker may show: the key that this Conn has verified
-// before. Without one, these are the pinned key and the API's keys. Without these, the
-// worker may show any key.
+// trust returns which host keys the worker may show. If this Conn has verified a key before,
+// that is the only one. Otherwise they are the pinned key and the API's keys. If none of
+// them is known, the worker may show any key.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: remote.SourceAPI}
 	c.mu.Lock()
@@ -163,9 +163,9 @@ func (t *trust) algorithms() []string {
 	return all
 }
 
-// remember keeps the key that the worker has shown in a completed login. An earlier key is
-// not pinned: a machine that refuses our login may be another one that got the worker's
-// address.
+// remember keeps the key that the worker has shown in a completed login. If the login does
+// not complete, no key is pinned: a machine that refuses our login may be another one that
+// got the worker's address.
 func (c *Conn) remember(t *trust) {
 	key, _ := t.outcome()
 	c.mu.Lock()
@@ -387,9 +387,10 @@ func mapKeys(m map[string]ssh.PublicKey) func(yield func(string) bool) {
 	}
 }
 
-// ForgetHostKeys removes pins from the known hosts file and returns how many. So a user
-// accepts a changed host key: the worker then counts as a new one. A pin that ends with "/"
-// stands for all pins that begin with it, such as those of all workers of a node.
+// ForgetHostKeys removes pins from the known hosts file and returns how many it has removed.
+// This is how a user accepts a changed host key: the worker then counts as a new one. A pin
+// that ends with "/" stands for all pins that begin with it, such as those of all workers of
+// a node.
 func ForgetHostKeys(path string, forget ...string) (removed int, err error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil

@@ -358,7 +358,7 @@ func (h *hop) lead(d *hopDial) {
 
 // connect makes one attempt to log in to the bastion.
 func (h *hop) connect() (*link, *JumpError) {
-	// Before the timeout starts: somebody may have to type a passphrase.
+	// Do this before the timeout starts, because somebody may have to type a passphrase.
 	keys, skipped := h.fleet.keyring.Offer(h.to.IdentityFiles, h.fleet.cfg.Identity.Signers())
 
 	limit := h.fleet.cfg.ConnectTimeout

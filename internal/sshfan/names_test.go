@@ -14,7 +14,8 @@ import (
 )
 
 // If a name has no address, or the name server does not answer, the error says so, for a
-// host and for a bastion. It guesses nothing about the machine, which was never reached.
+// host and for a bastion. The error guesses nothing about the machine, because nothing has
+// reached it.
 func TestANameWithoutAnAddressIsToldAsThat(t *testing.T) {
 	testkit.NoLeaks(t)
 	lookup := func(name, why string, found bool) error {

@@ -56,7 +56,7 @@ func bulky(t *testing.T, size int) *remote.Program {
 	return remote.NewProgram("bulky", "# "+string(noise), `printf '%s|' "$@"`, "cat", "exit 7", "")
 }
 
-// ran runs the program and returns how many bytes that has sent.
+// ran runs the program and returns how many bytes were sent for that.
 func (m *meter) ran(t *testing.T, c *sshfan.Conn, p *remote.Program, input string) int64 {
 	t.Helper()
 	before := m.sent.Load()
@@ -154,7 +154,7 @@ func TestAKitThatIsNotAsItWasLeftIsNotUsed(t *testing.T) {
 		"emptied":   func() error { return os.Truncate(entry(), 0) },
 		"removed":   func() error { return os.RemoveAll(filepath.Dir(kitOf(w))) },
 	} {
-		// Use another program each time: once a program was missing, its Conn always sends
+		// Use another program each time: if a program was missing once, its Conn always sends
 		// it.
 		testkit.Must(t, os.RemoveAll(kitOf(w)))
 		size++

@@ -43,8 +43,8 @@ func (e *SSHConfigError) Fault() fault.Kind { return fault.Configuration }
 
 func (e *SSHConfigError) Unwrap() error { return e.Err }
 
-// LoadSSHConfig reads a configuration file of ssh. home replaces ~. login is the user on
-// bastions for which nothing else names one. The error is an *SSHConfigError.
+// LoadSSHConfig reads a configuration file of ssh. home replaces ~. login is the user name
+// on a bastion if nothing else gives one. The error is an *SSHConfigError.
 func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -11,12 +11,12 @@
 //     does not delay others. Every try ends within Config.ConnectTimeout, which covers TCP
 //     connect, key exchange and login together. So a host that accepts TCP and then sends
 //     nothing cannot hang a run.
-//   - The identity of a worker is always verified, by keys from the API and by the pin from
-//     an earlier connection. Without either, the key is trusted on first use, with a
-//     warning. If a key differs from the pin, the connection fails, whatever the API says.
-//     No switch turns this off.
-//   - All workers share one connection to each bastion, and few handshakes go through it at
-//     once. ssh's known_hosts verifies bastions.
+//   - sshfan checks the host key of a worker against the keys from the API and against the
+//     pin from an earlier connection. Without either, it trusts the key on first use, with
+//     a warning. If a key differs from the pin, the connection fails, whatever the API
+//     says. No switch turns this off.
+//   - All workers share one connection to each bastion, and only a few handshakes go
+//     through it at the same time. ssh's known_hosts verifies bastions.
 //   - A dead peer is noticed within three keepalive intervals. A running command then ends
 //     with ErrConnectionLost. The command may still run on the worker, so sshfan never runs
 //     it a second time. The next Run or Start asks for the address again and connects
@@ -76,8 +76,8 @@ type Host struct {
 	Keys func(ctx context.Context) ([]string, error)
 
 	// Doubt is called when the worker has shown an unknown host key. It reports whether the
-	// last answer of Keys was remembered, so that a new one may be different. Then the
-	// Fleet tries the worker once again. Doubt may be nil.
+	// last answer of Keys was a remembered one. If so, the Fleet tries the worker once
+	// again, because a new answer may be different. Doubt may be nil.
 	Doubt func() bool
 
 	// Cloud means that the worker is a VM of the cloud: its keys come from its metadata,
@@ -299,8 +299,8 @@ func (f *Fleet) Open(ctx context.Context, hosts []Host) ([]*Conn, []error) {
 }
 
 // Close closes every connection and ends every session with ErrConnectionLost. It returns
-// when all goroutines of the Fleet have ended, and with them all calls of a Cmd's writers
-// and reader. Commands on the workers run on.
+// when all goroutines of the Fleet have ended. After that, nothing calls a Cmd's writers or
+// its reader. Commands on the workers run on.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
