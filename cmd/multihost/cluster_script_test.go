@@ -96,7 +96,7 @@ func scriptKubeFault(ts *testscript.TestScript, neg bool, args []string) {
 				ts.Check(s.Kill("default", pod.GetName(), false))
 			}
 		}
-	case "hold": // pods whose names match stay in Terminating; without a pattern, that ends
+	case "hold": // pods whose names match stay in Terminating; without a pattern, no pod is held any more
 		s.Hold(strings.Join(args[1:], ""))
 	default:
 		ts.Fatalf("unknown fault %q", args[0])

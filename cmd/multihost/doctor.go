@@ -137,7 +137,9 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	return o, nil
 }
 
-// again returns which of the flags that were typed, of those named, other commands need too.
+// again returns a function that repeats flags for another command. Of the flags in the
+// parameter flags, it returns those that the user has typed and that the command called words
+// has, with their values.
 func again(c *call, flags ...string) func(words ...string) []string {
 	return func(words ...string) (line []string) {
 		for _, flag := range flags {

@@ -151,8 +151,8 @@ func (r *rehearsal) settled() (now map[string]string) {
 	return now
 }
 
-// onlyReads fails the test if the API has received anything but reads after the first since
-// requests.
+// onlyReads fails the test if the API has received anything but reads. It ignores the oldest
+// requests: the parameter since is their number.
 func (r *rehearsal) onlyReads(since int) {
 	r.Helper()
 	asked := r.server.Requests()[since:]

@@ -25,10 +25,9 @@ type lonelyProvider struct {
 
 	starts func(s *lonelyStage) // called before the job starts
 
-	// state returns the state of the slices and of their request as left, or "" if there
-	// are neither slices nor a queued resource. While there are no workers yet, it returns
-	// the present phase, later "". If nothing can change without workers, it returns still
-	// as the phase.
+	// state returns two texts. left is the state of the slices and of their request, or ""
+	// if there are neither slices nor a queued resource. phase is the present phase until
+	// there are workers, then "". If nothing can change without workers, phase is still.
 	state func(sim.Status) (left, phase string)
 }
 

@@ -38,10 +38,10 @@ import (
 	"multihost/internal/workers"
 )
 
-// heldPhases are the phases of a run on held slices in which something can happen to it.
+// heldPhases are the phases of a run on held slices in which a fault can happen.
 var heldPhases = []string{"connect", "sync", "preflight", "start", "run"}
 
-// A heldFault is something that happens once, in some phase of a run on held slices.
+// A heldFault is a fault that happens once, in some phase of a run on held slices.
 type heldFault struct {
 	name   string
 	ends   bool // the command does not survive it
@@ -49,7 +49,7 @@ type heldFault struct {
 	status int
 }
 
-// outageOfPods is how long something is away that comes back.
+// outageOfPods is how long a fault takes a thing away that comes back, such as the API.
 const outageOfPods = 2 * time.Second
 
 var heldFaults = []heldFault{
@@ -83,7 +83,7 @@ var heldFaults = []heldFault{
 	{name: "Ctrl-C", ends: true, strike: func(c *heldCell) { c.signal() }, status: exitInterrupt},
 }
 
-// A heldCell is one run on held slices to which one thing happens in one phase.
+// A heldCell is one run on held slices, with one fault in one phase.
 type heldCell struct {
 	t       *testing.T
 	number  int // of the cell, from 1
@@ -93,7 +93,7 @@ type heldCell struct {
 	cluster *kubeapi.Server
 
 	signal, kill func()
-	back         sync.WaitGroup // waits until everything is back that was away
+	back         sync.WaitGroup // waits until everything that was away is back
 	struck       sync.Once
 	happened     atomic.Bool
 	killed       atomic.Bool
@@ -103,9 +103,9 @@ type heldCell struct {
 
 // TestMatrixOnHeldSlices runs a command for every pair of phase and fault, on two slices of
 // one pod each. The pods are real processes. The run may make one further attempt. In every
-// case no process of it is left, each attempt starts the command once on each worker, and
-// the logs of a success are whole. Nothing makes the run start its command a second time,
-// except what ends the command.
+// cell, no process of the run is left, and each attempt starts the command once on each
+// worker. The logs of a success are whole. The run begins a second attempt only if the fault
+// ends the command.
 func TestMatrixOnHeldSlices(t *testing.T) {
 	testkit.NeedWorker(t)
 	besideOthers(t)
@@ -227,7 +227,7 @@ func (c *heldCell) setUp() {
 	c.awaitPods()
 }
 
-// awaitPods waits until the slices are ready, and no pod is there any more that has ended.
+// awaitPods waits until the slices are ready and every pod that has ended is gone.
 func (c *heldCell) awaitPods() {
 	d := c.deps(event.Discard, nil)
 	testkit.Eventually(c.t, "the pods", func() bool {
@@ -292,8 +292,8 @@ func (c *heldCell) runner(log *testkit.Buffer) int {
 	return status
 }
 
-// script returns the command. It says how often this attempt has started it on the worker.
-// The command that a fault is to end does not end by itself.
+// script returns the command. The command prints how often this attempt has started it on
+// the worker. If the fault must end the command, the command does not end by itself.
 func (c *heldCell) script() string {
 	wait := ""
 	switch {

@@ -102,12 +102,12 @@ func besideOthers(t *testing.T) {
 //	ended NAME N                        wait for its end and require that exit status
 //	waitfor FILE REGEXP                 wait until the file has a match
 //	gone ID                             wait until the simulator has no queued resource and no group of VMs of that name
-//	terminal WxH [-SETTING=VALUE …] COMMAND   start a shell command in a terminal (tmux) of that size, with such environment
-//	screen [-colour] [!] REGEXP         wait until the terminal shows, or shows no more, a match; with colours as escapes
+//	terminal WxH [-SETTING=VALUE …] COMMAND   start a shell command in a terminal (tmux) of that size, with these variables
+//	screen [-colour] [!] REGEXP         wait until the terminal shows a match, with ! until it shows none; -colour: colours are escapes
 //	press KEY …                         press keys in it, by tmux's names
 //	resize WxH                          change its size
 //	alljson                             require that every command has answered in JSON in this script
-//	left COUNT TEXT                     wait until so many are the processes of the simulator whose command line has TEXT
+//	left COUNT TEXT                     wait until the simulator has COUNT processes with TEXT in their command lines
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testkit.NeedWorker(t)

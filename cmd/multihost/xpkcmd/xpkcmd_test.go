@@ -78,8 +78,8 @@ func read(t *testing.T, line string) (r reading, err error) {
 	return r, parsed.Run(context.Background(), app)
 }
 
-// documentedClusters are command lines of MaxText's documents and of XPK's that make a
-// cluster, with its network and the tier of its slices.
+// documentedClusters are the command lines in the documents of MaxText and XPK that make a
+// cluster. Each has the cluster's network and the tier of its slices.
 var documentedClusters = []struct{ line, network, tier string }{
 	{`python3 xpk/xpk.py cluster create --cluster ${YOUR_CLUSTER_NAME} --num-slices=${NUM_SLICES} --tpu-type=${ACCELERATOR_TYPE} --zone=${ZONE} --project=${PROJECT} --custom-cluster-arguments="--network=mtu9k --subnetwork=mtu9k"`, "mtu9k", "on-demand"},
 	{`python3 xpk/xpk.py cluster create --cluster ${YOUR_CLUSTER_NAME} --num-slices=${NUM_SLICES} --tpu-type=${ACCELERATOR_TYPE} --zone=${ZONE} --project=${PROJECT}`, "default", "on-demand"},
