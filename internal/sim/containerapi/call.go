@@ -46,8 +46,8 @@ func bad(format string, args ...any) *wire.Error {
 	return wire.Errorf(http.StatusBadRequest, format, args...)
 }
 
-// Dispatch returns the function that answers requests of who. The caller of that function
-// holds the lock.
+// Dispatch returns the function that answers requests from the caller who. The caller of
+// that function holds the lock.
 func (s API) Dispatch(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parse(r, body)

@@ -35,8 +35,8 @@ import (
 // pool per zone, so every quota of a zone has the same limit. It grants a preference at
 // once.
 
-// DispatchProject returns the function that answers requests of who about the project. The
-// caller of that function holds the lock.
+// DispatchProject returns the function that answers requests about the project from the
+// caller who. The caller of that function holds the lock.
 func (s API) DispatchProject(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		_, rest, _ := strings.Cut(r.URL.Path, "/projects/")

@@ -22,8 +22,8 @@ import (
 // Secret Manager, v1, can create a secret, add a version, and access the newest or a
 // numbered version. Nothing else is modelled.
 
-// DispatchSecrets returns the function that answers requests of who to Secret Manager. The
-// caller of that function holds the lock.
+// DispatchSecrets returns the function that answers requests to Secret Manager from the
+// caller who. The caller of that function holds the lock.
 func (s API) DispatchSecrets(who cloud.Caller) func(r *http.Request, body []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		if err := wire.CheckQuery(r.URL.Query(), "secretId"); err != nil {

@@ -63,8 +63,8 @@ func (s API) ServeJSON(r *http.Request, body []byte, dispatch func(*http.Request
 	return wire.Answer{JSON: b}
 }
 
-// DispatchTPU returns the function that answers requests of who to the TPU API. The caller
-// of that function holds the lock.
+// DispatchTPU returns the function that answers requests to the TPU API from the caller
+// who. The caller of that function holds the lock.
 func (s API) DispatchTPU(who cloud.Caller) func(*http.Request, []byte) (any, error) {
 	return func(r *http.Request, body []byte) (any, error) {
 		c, err := s.parseCall(r, body)

@@ -203,8 +203,8 @@ func Snake(name string) string {
 	return b.String()
 }
 
-// systemParameters are those that every method of every Google API accepts, except fields,
-// because partial responses are not modelled.
+// systemParameters are those that every method of every Google API accepts, except fields:
+// the simulator models partial responses only for Cloud Storage.
 var systemParameters = []string{"alt", "$alt", "prettyPrint", "key", "quotaUser", "access_token", "oauth_token", "uploadType", "$.xgafv", "$prettyPrint"}
 
 // CheckQuery returns an error for query parameters that the method does not have.

@@ -53,7 +53,7 @@ func (m *machine) handle(c *FaultyConn) {
 		case "direct-tcpip":
 			l.openForward(nc)
 		default:
-			// sshd refuses every channel type that it does not open with this text.
+			// With this text, sshd refuses every channel type that it does not open.
 			_ = nc.Reject(ssh.ConnectionFailed, "open failed")
 		}
 	}

@@ -25,7 +25,7 @@ type Node struct {
 	Name   string
 	Labels map[string]string
 	Chips  int // number of TPU chips; nodes with chips have GKE's taint
-	GPUs   int // number of GPUs; the same
+	GPUs   int // number of GPUs; nodes with GPUs have GKE's taint, too
 }
 
 // Object returns the object of a node that is ready at the time at.
