@@ -85,13 +85,8 @@ func (k Kit) act(command string, f func(c *Call) error) cli.ActionFunc {
 	})
 }
 
-<<<<<<< Updated upstream
 // sure reports whether the user wants no question. --quiet says so only on the command
 // line. In a file or a variable, it says only how much is shown.
-=======
-// sure reports whether the user wants no question. --quiet means this only if the user has
-// typed it. In a file or a variable, it only says how much is shown.
->>>>>>> Stashed changes
 func (c *Call) sure() bool {
 	_, typed := c.Typed["quiet"]
 	return c.Bool("force") || typed && c.Bool("quiet")
