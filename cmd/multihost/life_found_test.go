@@ -51,6 +51,10 @@ func TestLifeStoriesFound(t *testing.T) {
 				deed("type job", laptop, 2*time.Minute), {what: "the command fails on", worker: 1, then: time.Second}, {what: "new host keys of", worker: 1, then: time.Second},
 				deed("type job --detach", desk, time.Hour),
 			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "detach 1 of desk": 0}}, 0},
+		{"each change of a request to Compute Engine takes more than half a minute",
+			lifeStory{lasts: 3 * time.Minute, onGCE: true, workers: 2, steps: []lifeDeed{
+				deed("type job", laptop, time.Second), {what: "changes of a state take 1m more", lasts: 20 * time.Second, then: 20 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": 0}}, 0},
 		{"another run is first on the slices of a job",
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, soon), deed("type run", desk, 10*time.Minute),

@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/api/option"
 
+	"multihost/internal/event"
 	"multihost/internal/gcp"
 	"multihost/internal/gcp/computeop"
 )
@@ -26,6 +27,10 @@ import (
 // operationLimit limits one change. The operation of a group ends when Compute Engine
 // accepts the request. Other operations take seconds.
 const operationLimit = 10 * time.Minute
+
+// sayEvery is how often the user is told of a change that takes long. A request for slices
+// makes several changes, one after the other.
+const sayEvery = 30 * time.Second
 
 // A Client makes calls for one project and zone, and its region. It is safe for concurrent
 // use.
@@ -126,6 +131,7 @@ func (c *Client) change(ctx context.Context, what string, call sender) error {
 		return err
 	}
 	start, asked := c.gcp.Clock().Now(), false
+	said := start
 	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{}, func(ctx context.Context) (bool, error) {
 		if asked {
 			if op, err = c.operation(ctx, what, op); err != nil {
@@ -135,6 +141,10 @@ func (c *Client) change(ctx context.Context, what string, call sender) error {
 		asked = true
 		if op.GetStatus() != computepb.Operation_DONE && c.gcp.Clock().Now().Sub(start) > operationLimit {
 			return false, &SlowError{What: what, Operation: op.GetName(), Limit: operationLimit}
+		}
+		if now := c.gcp.Clock().Now(); now.Sub(said) >= sayEvery {
+			said = now
+			event.Notef(c.gcp.Sink(), event.Info, "", "%s: Compute Engine has not done it after %s", what, event.Age(now.Sub(start)))
 		}
 		return op.GetStatus() == computepb.Operation_DONE, nil
 	})
