@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"multihost/cmd/multihost/workloadcmd"
+	"multihost/internal/access"
 	"multihost/internal/fault"
 	"multihost/internal/options"
 	"multihost/internal/stage"
@@ -62,7 +63,7 @@ func (s *session) workloads() *workloads.Cluster {
 	if s.held == nil {
 		return nil
 	}
-	return &workloads.Cluster{Client: s.held.Client, Name: s.cluster.Name, Flags: s.held.Flags, Sink: s.sink}
+	return &workloads.Cluster{Client: s.held.Client, Name: s.cluster.Name, Flags: s.held.Flags, Sink: s.sink, Pools: access.NodePools(s.clusters, s.cluster.Name)}
 }
 
 // workloadRun returns what commands on a run work with if the run is a workload of the

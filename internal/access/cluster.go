@@ -8,10 +8,14 @@ import (
 
 	"multihost/internal/event"
 	"multihost/internal/gcp"
+	"multihost/internal/gke"
 	"multihost/internal/held"
 	"multihost/internal/kube"
 	"multihost/internal/pods"
+	"multihost/internal/provision"
 	"multihost/internal/record"
+	"multihost/internal/tpu"
+	"multihost/internal/workload"
 )
 
 // Tokens signs requests with the credentials of a client of Google's APIs. It implements
@@ -23,6 +27,27 @@ func (t Tokens) Token() (*oauth2.Token, error) {
 	text, err := t.Cloud.Token(context.Background()) // the interface has no context
 	// Without authentication there is no token, and HTTP/1.1 cannot carry an empty one.
 	return &oauth2.Token{AccessToken: cmp.Or(text, "none")}, err
+}
+
+// NodePools returns a function that reads the node pools of a cluster of GKE, for the
+// reasons why a workload waits. It returns nil if the cluster has no name there.
+func NodePools(clusters *gke.Client, name string) func(context.Context) ([]workload.Pool, error) {
+	if clusters == nil || name == "" {
+		return nil
+	}
+	return func(ctx context.Context) ([]workload.Pool, error) {
+		all, err := clusters.NodePools(ctx, name)
+		pools := make([]workload.Pool, len(all))
+		for i, p := range all {
+			pools[i] = workload.Pool{Name: p.Name, State: p.State, Message: p.Reason, FlexStart: p.Tier == provision.FlexStart, Nodes: -1}
+			if t, err := tpu.ParseType(p.Type); err == nil {
+				if n, err := tpu.NodesOf(t); err == nil {
+					pools[i].Accelerator, pools[i].Topology = n.Accelerator, n.Topology
+				}
+			}
+		}
+		return pools, err
+	}
 }
 
 // podUser is the login of commands in pods. The image decides it, and nearly all images use

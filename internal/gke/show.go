@@ -88,6 +88,19 @@ func (c *Client) Show(ctx context.Context, name string) (Info, error) {
 	return i, context.Cause(ctx)
 }
 
+// NodePools returns the node pools of a cluster, with TPU chips and without. If the cluster
+// does not exist, the error is a *MissingError.
+func (c *Client) NodePools(ctx context.Context, name string) ([]Pool, error) {
+	k, err := c.cluster(ctx, name)
+	switch {
+	case err != nil:
+		return nil, err
+	case k == nil:
+		return nil, c.missing(name)
+	}
+	return poolsOf(k), nil
+}
+
 // Context returns the name of the context that gcloud container clusters get-credentials
 // adds to kubectl's configuration for a cluster.
 func (c *Client) Context(name string) string {

@@ -88,7 +88,7 @@ func (c *Call) Open(k options.KubeChoice) (*workloads.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &workloads.Cluster{Client: client, Name: k.Cluster, Flags: k.Flags, Sink: c.Sink}, nil
+	return &workloads.Cluster{Client: client, Name: k.Cluster, Flags: k.Flags, Sink: c.Sink, Pools: access.NodePools(c.Clusters, k.Cluster)}, nil
 }
 
 // on reads the flags of the cluster and calls do with it.
