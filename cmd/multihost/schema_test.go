@@ -74,6 +74,8 @@ func answersInJSON() map[string]jsonAnswer {
 	run := results{"preflight": []settings.WorkerReport{}, "stacks": []follow.Dumped{}, "skew": []attempt.Skew{}}
 	runOrPlan := maps.Clone(run)
 	runOrPlan["plan"] = plan.Plan{}
+	ofJob := maps.Clone(runOrPlan)
+	ofJob["workload_plan"] = workloadcmd.Plan{}
 	return map[string]jsonAnswer{
 		"attach":                  {follows, run},
 		"cluster create":          {steps, results{"cluster_plan": gke.Plan{}}},
@@ -89,7 +91,7 @@ func answersInJSON() map[string]jsonAnswer {
 		"gc":                      {steps, results{"leftovers": []gc.Leftover{}}},
 		"hostkey forget":          {steps, nil},
 		"init":                    {answers, results{"init": writtenFile{}}},
-		"job":                     {append([]string{"request"}, follows...), runOrPlan},
+		"job":                     {append([]string{"request"}, follows...), ofJob},
 		"logs":                    {append([]string{"output"}, steps...), results{"logs_verified": []runs.Verified{}}},
 		"manual":                  {answers, results{"manual": writtenPages{}}},
 		"metrics":                 {answers, results{"metrics": metrics.Document{}, "training": event.Training{}}},

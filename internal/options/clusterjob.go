@@ -9,6 +9,7 @@ import (
 	"multihost/internal/preflight"
 	"multihost/internal/remote"
 	"multihost/internal/workload"
+	"multihost/internal/xla"
 )
 
 // IsClusterJob reports whether a command line is a job that a cluster runs.
@@ -18,7 +19,7 @@ func IsClusterJob(l *cmdline.Line) bool {
 
 // clusterJobRows are the names of the options of job that a job in a cluster has, too.
 var clusterJobRows = []string{"dry-run", "confirm", "command", "run-name", "script-dir", "env", "env-file", "secret-env", "preflight", "numa", "log-dir", "stream", "timestamps", "detach",
-	"grace", "max-restarts", "on-interrupt", "tpu-type", "num-slices", "notify", "notify-url"}
+	"xla-preset", "xla-flag", "grace", "max-restarts", "on-interrupt", "tpu-type", "num-slices", "notify", "notify-url"}
 
 // onlyInCluster are the flags that only a job in a cluster has.
 func onlyInCluster() (names []string) {
@@ -44,6 +45,7 @@ func refuseOutside(c *Call) {
 type ClusterJob struct {
 	Workload
 	Run attempt.Options // what a job in a cluster has in common with other jobs
+	XLA xla.Environment // variables with the compiler flags, which Spec.Env has, and what is striking about them
 }
 
 // ClusterJobOf reads the options of a job in a cluster, without the flags of the cluster.
@@ -88,7 +90,28 @@ func ClusterJobOf(c *Call, m Machine) ClusterJob {
 	for _, v := range run.Env {
 		s.Env = append(s.Env, workload.Variable{Name: v.Name, Value: v.Value})
 	}
-	return ClusterJob{readWorkload(c, s, "run-name"), run}
+	o := ClusterJob{readWorkload(c, s, "run-name"), run, xla.Environment{}}
+	o.readXLA(c)
+	return o
+}
+
+// readXLA adds the variables with the compiler flags to the command's environment.
+func (o *ClusterJob) readXLA(c *Call) {
+	user := func(name string) (value string, ok bool) {
+		for _, v := range o.Spec.Env { // the last one counts, as in the command's environment
+			if v.Name == name {
+				value, ok = v.Value, true
+			}
+		}
+		return value, ok
+	}
+	var err error
+	if o.XLA, err = xla.Load().Environment(xla.Request{User: user, Presets: o.Run.XLAPresets, Flags: o.Run.XLAFlags, Generation: o.Spec.Type.Generation.Name}); err != nil {
+		c.Refuse(&cmdline.UsageError{Err: err}, "xla-preset", "xla-flag")
+	}
+	for _, v := range o.XLA.Vars {
+		o.Spec.Env = append(o.Spec.Env, workload.Variable{Name: v.Name, Value: v.Value})
+	}
 }
 
 // refuseInCluster refuses a typed flag that a job in a cluster lacks.

@@ -10,6 +10,7 @@ import (
 	"multihost/internal/stage"
 	"multihost/internal/workloadrun"
 	"multihost/internal/workloads"
+	"multihost/internal/xla"
 )
 
 // Job makes a workload and follows it as a run. With --detach it only makes the workload.
@@ -34,6 +35,14 @@ func (c *Call) Job(k options.KubeChoice, o options.ClusterJob, begin func()) (st
 		return stage.Outcome{}, err
 	}
 	begin()
+	for _, f := range o.XLA.Findings {
+		if f.Severity > xla.Info {
+			event.Notef(c.Sink, event.Warn, "look closer with: multihost xla check", "%s", f)
+		}
+	}
+	for _, line := range o.XLA.Lines() {
+		event.Notef(c.Sink, event.Info, "", "%s", line)
+	}
 	name, err := c.submit(cluster, o.Workload)
 	var exists *workloads.ExistsError
 	if errors.As(err, &exists) {
