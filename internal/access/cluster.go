@@ -3,6 +3,7 @@ package access
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"golang.org/x/oauth2"
 
@@ -29,25 +30,41 @@ func (t Tokens) Token() (*oauth2.Token, error) {
 	return &oauth2.Token{AccessToken: cmp.Or(text, "none")}, err
 }
 
+// poolsLimit is how long reading node pools may take. Without them a reason says less, and
+// a follower must not wait.
+const poolsLimit = 5 * time.Second
+
 // NodePools returns a function that reads the node pools of a cluster of GKE, for the
-// reasons why a workload waits. It returns nil if the cluster has no name there.
+// reasons why a workload waits. It takes at most poolsLimit. NodePools returns nil if GKE
+// does not know the cluster by a name.
 func NodePools(clusters *gke.Client, name string) func(context.Context) ([]workload.Pool, error) {
 	if clusters == nil || name == "" {
 		return nil
 	}
 	return func(ctx context.Context) ([]workload.Pool, error) {
+		ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), poolsLimit)
+		defer cancel()
 		all, err := clusters.NodePools(ctx, name)
 		pools := make([]workload.Pool, len(all))
 		for i, p := range all {
-			pools[i] = workload.Pool{Name: p.Name, State: p.State, Message: p.Reason, FlexStart: p.Tier == provision.FlexStart, Nodes: -1}
-			if t, err := tpu.ParseType(p.Type); err == nil {
-				if n, err := tpu.NodesOf(t); err == nil {
-					pools[i].Accelerator, pools[i].Topology = n.Accelerator, n.Topology
-				}
-			}
+			pools[i] = poolOf(p)
 		}
 		return pools, err
 	}
+}
+
+// poolOf returns what a node pool means for a workload.
+func poolOf(p gke.Pool) workload.Pool {
+	out := workload.Pool{Name: p.Name, State: p.State, Message: p.Reason, FlexStart: p.Tier == provision.FlexStart, Nodes: -1}
+	t, err := tpu.ParseType(p.Type)
+	if err == nil {
+		var n tpu.Nodes
+		if n, err = tpu.NodesOf(t); err == nil {
+			out.Accelerator, out.Topology = n.Accelerator, cmp.Or(p.Topology, n.Topology)
+		}
+	}
+	out.Unknown = err != nil && p.Topology != "" // a slice of a type that multihost does not know
+	return out
 }
 
 // podUser is the login of commands in pods. The image decides it, and nearly all images use

@@ -26,7 +26,7 @@ const (
 const (
 	labelAccelerator = "cloud.google.com/gke-tpu-accelerator"
 	labelTopology    = "cloud.google.com/gke-tpu-topology"
-	labelPool        = "cloud.google.com/gke-nodepool"
+	LabelPool        = "cloud.google.com/gke-nodepool"
 	labelPolicy      = "cloud.google.com/placement-policy-name"
 )
 
@@ -83,7 +83,7 @@ func JobSet(s Spec) (*jobset.JobSet, error) {
 		js.Labels[LabelQueue] = s.Queue
 	}
 	if s.Type.Name != "" {
-		js.Annotations = map[string]string{jobset.ExclusiveKey: labelPool}
+		js.Annotations = map[string]string{jobset.ExclusiveKey: LabelPool}
 	}
 	if s.TTL >= 0 {
 		js.Spec.TTLSecondsAfterFinished = new(int32(s.TTL))

@@ -40,6 +40,7 @@ type Pool struct {
 	Topology    string
 	FlexStart   bool // its nodes come when there is capacity for them
 	Nodes       int  // number of existing nodes; negative: unknown
+	Unknown     bool // it has TPU chips of an unknown type
 }
 
 // A Wait says why a workload does not run.
@@ -514,7 +515,7 @@ func (s Scene) pools(who string) (Wait, bool) {
 			fit = append(fit, p)
 		}
 	}
-	if len(fit) == 0 {
+	if len(fit) == 0 && !slices.ContainsFunc(s.Pools, func(p Pool) bool { return p.Unknown }) {
 		return Wait{Why: fmt.Sprintf("no node pool of the cluster has %s, which %s needs", s.wanted(), who), Command: s.cluster()}, true
 	}
 	for _, p := range fit {

@@ -185,6 +185,10 @@ func TestWhyAWorkloadWaits(t *testing.T) {
 			workload.Scene{Workload: &running, Pods: eight(full), Pools: []workload.Pool{{Name: "default-pool", State: "RUNNING"}}},
 			"no node pool of the cluster has tpu-v5-lite-podslice with topology 4x4, which s[0-1]w[0-3] needs", "multihost cluster show c", false,
 		},
+		"perhaps such a pool, of an unknown type": {
+			workload.Scene{Workload: &running, Pods: eight(full), Pools: []workload.Pool{{Name: "new", State: "RUNNING", Unknown: true}}},
+			"no node is free for s[0-1]w[0-3]: 0/9 nodes are available: 1 node(s) had untolerated taint(s), 8 Insufficient google.com/tpu", "multihost cluster show c", false,
+		},
 		"a stockout": {
 			workload.Scene{Workload: &running, Pods: []corev1.Pod{*object(1, 0, 0, full)}, Pools: pool(func(p *workload.Pool) {
 				p.State, p.Message = "ERROR", "Instance 'gke-c-np-1-0' creation failed: The zone does not have enough resources available to fulfill the request due to lack of capacity."

@@ -315,13 +315,27 @@ func (c *Cluster) scene(ctx context.Context, js *jobset.JobSet) (s workload.Scen
 		return s, err
 	}
 	s.Events = about(events, js, s.Pods)
-	if c.Pools != nil {
-		if s.Pools, err = c.Pools(ctx); err != nil {
-			event.Notef(c.Sink, event.Debug, "", "cannot read the node pools: %v", err)
-			s.Pools = nil
-		}
+	if c.Pools != nil && slices.ContainsFunc(s.Pods, func(p corev1.Pod) bool { return p.Spec.NodeName == "" }) {
+		s.Pools = poolsOf(ctx, c)
 	}
 	return s, nil
+}
+
+// poolsOf returns the node pools, or nil if they cannot be read.
+func poolsOf(ctx context.Context, c *Cluster) []workload.Pool {
+	pools, err := c.Pools(ctx)
+	if err != nil {
+		event.Notef(c.Sink, event.Debug, "", "cannot read the node pools: %v", err)
+		return nil
+	}
+	for i := range pools {
+		if p := &pools[i]; p.FlexStart {
+			if nodes, _, err := kube.Nodes.In(c.Client, "").List(ctx, kube.ListOptions{Labels: workload.LabelPool + "=" + p.Name}); err == nil {
+				p.Nodes = len(nodes)
+			}
+		}
+	}
+	return pools
 }
 
 // about returns the events about a JobSet, its Jobs and its pods.
