@@ -14,9 +14,12 @@ import (
 // Logs prints the output of one worker in the newest attempt, from the cluster. It is for
 // runs whose logs are not whole on this machine.
 func Logs(ctx context.Context, d Deps, name string, o logs.LogOptions, w logs.LogSink) error {
-	for flag, set := range map[string]bool{"--all": o.All, "--first-failure": o.FirstFailure, "--since": !o.Since.IsZero(), "--attempt": o.Attempt != 0} {
-		if set {
-			return &stage.Error{Stage: stage.Input, Text: flag + " needs logs that are whole on this machine: run " + name + " was not followed to its end here",
+	for _, of := range []struct {
+		flag string
+		set  bool
+	}{{"--all", o.All}, {"--first-failure", o.FirstFailure}, {"--since", !o.Since.IsZero()}, {"--attempt", o.Attempt != 0}} {
+		if of.set {
+			return &stage.Error{Stage: stage.Input, Text: of.flag + " needs logs that are whole on this machine: run " + name + " was not followed to its end here",
 				Advice: "bring them with: multihost attach " + name + " " + d.Cluster.Flags + "; or name one --worker"}
 		}
 	}
