@@ -431,7 +431,7 @@ type verdict struct {
 func judge(run string, workers int, out workloads.Outcome, why error) verdict {
 	switch {
 	case out.State == workload.Succeeded:
-		return verdict{0, fmt.Sprintf("run %s succeeded on %s", run, all(workers))}
+		return verdict{0, fmt.Sprintf("run %s succeeded on %s", run, follow.OnAll(workers))}
 	case out.State == workload.Leaving && why != nil:
 		return verdict{StoppedCode, fmt.Sprintf("run %s was stopped: %v", run, why)}
 	case out.State == workload.Leaving && out.Stopped != "":
@@ -442,13 +442,6 @@ func judge(run string, workers int, out workloads.Outcome, why error) verdict {
 	return verdict{out.Code(), fmt.Sprintf("run %s %s", run, out)}
 }
 
-func all(workers int) string {
-	if workers == 1 {
-		return "its worker"
-	}
-	return fmt.Sprintf("all %d workers", workers)
-}
-
 // A receiver gets the output of one container. Its file begins with what earlier commands
 // have copied.
 type receiver struct {
@@ -456,6 +449,7 @@ type receiver struct {
 	id       tpu.WorkerID
 	file     *os.File // nil: the output is only shown
 	size     int64
+	goesOn   bool                  // the output follows what the file has
 	arrivals *record.ArrivalWriter // nil: the times are not stored
 }
 
@@ -468,7 +462,7 @@ func (r *receiver) Held() (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.size = size
+	r.size, r.goesOn = size, true
 	return io.NopCloser(io.NewSectionReader(r.file, 0, size)), nil
 }
 
@@ -477,6 +471,11 @@ func (r *receiver) Held() (io.ReadCloser, error) {
 func (r *receiver) Write(p []byte) (n int, err error) {
 	n = len(p)
 	if r.file != nil {
+		if !r.goesOn && r.size == 0 { // the node has sent the output from its beginning on
+			if err := r.file.Truncate(0); err != nil {
+				return 0, err
+			}
+		}
 		r.arrivals.Mark(r.size)
 		n, err = r.file.Write(p)
 		r.size += int64(n)

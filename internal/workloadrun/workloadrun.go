@@ -23,8 +23,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"multihost/internal/event"
+	"multihost/internal/follow"
 	"multihost/internal/record"
 	"multihost/internal/stage"
 	"multihost/internal/workload"
@@ -104,6 +106,9 @@ func Keep(ctx context.Context, d Deps, name string, o Options) error {
 // cause says that it is to be stopped: then Follow stops it and sees its end.
 func Follow(ctx context.Context, d Deps, name string, o Options) (out stage.Outcome, err error) {
 	w, rec, err := Find(ctx, d, name)
+	if err != nil && ctx.Err() != nil && o.Ours { // a signal has come since the workload was made
+		w, rec, err = findAnyhow(ctx, d, name)
+	}
 	switch {
 	case err != nil:
 		return stage.Outcome{}, err
@@ -133,6 +138,17 @@ func Follow(ctx context.Context, d Deps, name string, o Options) (out stage.Outc
 	f := &following{Deps: d, Options: o, copies: owned, ids: rec.IDs(), base: d.base(rec, o), begin: d.Of.Clock.Now(), opened: make(chan struct{}, 2*rec.Workers), workload: w,
 		rec: rec, numbers: map[int]int{}, first: map[string]string{}}
 	return f.do(ctx)
+}
+
+// findLimit is how long the look for a workload may take that a signal must not leave
+// without a word.
+const findLimit = 10 * time.Second
+
+// findAnyhow does what Find does although ctx has ended.
+func findAnyhow(ctx context.Context, d Deps, name string) (*workloads.Workload, *record.Record, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), findLimit)
+	defer cancel()
+	return Find(ctx, d, name)
 }
 
 // base returns the directory for the logs of the first attempt of a run. The others have
@@ -174,7 +190,7 @@ func (d Deps) recordOf(w *workloads.Workload, old *record.Record, o Options) *re
 func (d Deps) ended(rec *record.Record) stage.Outcome {
 	out := stage.Outcome{Code: rec.Code, Started: true, PartLogs: rec.Cut}
 	sum := event.Summary{Run: rec.Run, Attempt: rec.Attempt, OK: rec.Code == 0, ExitCode: out.Status(), CommandCode: rec.Code, LogDir: rec.LogDir,
-		Text: fmt.Sprintf("run %s succeeded on %s", rec.Run, all(rec.Workers))}
+		Text: fmt.Sprintf("run %s succeeded on %s", rec.Run, follow.OnAll(rec.Workers))}
 	if rec.Code != 0 {
 		sum.Text = fmt.Sprintf("run %s has ended with exit status %d", rec.Run, rec.Code)
 		if n := len(rec.Attempts); n > 0 && rec.Attempts[n-1].Why != "" {

@@ -174,6 +174,9 @@ func (c *Call) submit(cluster *workloads.Cluster, o options.Workload) (name stri
 	}
 	js, err := cluster.Create(c.Context, r)
 	if err != nil {
+		if c.Context.Err() != nil && !c.DryRun {
+			c.tellMade(cluster, o.Spec.Name)
+		}
 		return "", err
 	}
 	if c.DryRun {
@@ -184,6 +187,15 @@ func (c *Call) submit(cluster *workloads.Cluster, o options.Workload) (name stri
 		return js.Name, err
 	}
 	return js.Name, nil
+}
+
+// tellMade says that a workload is there although its making was interrupted.
+func (c *Call) tellMade(cluster *workloads.Cluster, name string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context), 10*time.Second)
+	defer cancel()
+	if w, err := cluster.Find(ctx, name); err != nil || w != nil {
+		event.Notef(c.Sink, event.Warn, "look with: multihost workload status "+name+" "+cluster.Flags+"\ndelete it with: multihost workload delete "+name+" "+cluster.Flags, "workload %s may have been made", name)
+	}
 }
 
 func (k Kit) list() *cli.Command {
