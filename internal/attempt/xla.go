@@ -20,14 +20,7 @@ func (r *Run) xlaFlags(accelerator string) ([]config.EnvVar, error) {
 	if r.flags != nil {
 		return r.flags, nil
 	}
-	user := func(name string) (value string, ok bool) {
-		for _, v := range r.O.Env { // the last one counts, as in the command's environment
-			if v.Name == name {
-				value, ok = v.Value, true
-			}
-		}
-		return value, ok
-	}
+	user := func(name string) (string, bool) { return config.ValueOf(r.O.Env, name) }
 	generation := ""
 	if ty, err := tpu.ParseType(accelerator); err == nil {
 		generation = ty.Generation.Name

@@ -16,6 +16,16 @@ type EnvVar struct {
 	Secret bool
 }
 
+// ValueOf returns the value that the command gets of a variable: the last one counts.
+func ValueOf(vars []EnvVar, name string) (value string, ok bool) {
+	for _, v := range vars {
+		if v.Name == name {
+			value, ok = v.Value, true
+		}
+	}
+	return value, ok
+}
+
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // checkEnv returns an error if name and value cannot be an environment variable. The

@@ -6,6 +6,7 @@ import (
 
 	"multihost/internal/attempt"
 	"multihost/internal/cmdline"
+	"multihost/internal/config"
 	"multihost/internal/preflight"
 	"multihost/internal/remote"
 	"multihost/internal/workload"
@@ -97,14 +98,7 @@ func ClusterJobOf(c *Call, m Machine) ClusterJob {
 
 // readXLA adds the variables with the compiler flags to the command's environment.
 func (o *ClusterJob) readXLA(c *Call) {
-	user := func(name string) (value string, ok bool) {
-		for _, v := range o.Spec.Env { // the last one counts, as in the command's environment
-			if v.Name == name {
-				value, ok = v.Value, true
-			}
-		}
-		return value, ok
-	}
+	user := func(name string) (string, bool) { return config.ValueOf(o.Run.Env, name) }
 	var err error
 	if o.XLA, err = xla.Load().Environment(xla.Request{User: user, Presets: o.Run.XLAPresets, Flags: o.Run.XLAFlags, Generation: o.Spec.Type.Generation.Name}); err != nil {
 		c.Refuse(&cmdline.UsageError{Err: err}, "xla-preset", "xla-flag")

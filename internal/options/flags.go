@@ -43,6 +43,13 @@ func SelectFlags() []cli.Flag { return FlagsOf(selectOptions()) }
 // zone.
 func HostFlags() []cli.Flag { return append(FlagsOf(HostOptions()), KubeFlags()...) }
 
+// preflightModes are the values of preflightFlag.
+func preflightModes() []string { return []string{"apply", "require", "check", "off"} }
+
+func preflightFlag() cli.Flag {
+	return &cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do about the workers' network settings (`MODE`); require: start only if all are right; check: change nothing"}
+}
+
 // SlicesFlag selects some of the slices of --tpu-prefix. See Slices.
 func SlicesFlag() cli.Flag {
 	return &cli.StringFlag{Name: "slices", Usage: "only the slices with these `NUMBERS` in their names: 0,2-3"}

@@ -56,7 +56,7 @@ func WorkloadFlags() []cli.Flag {
 		&cli.StringFlag{Name: "priority", Value: workload.DefaultPriority, Usage: "priority `CLASS` of the workload"},
 		&cli.StringSliceFlag{Name: "resource", Usage: "`NAME=QUANTITY` that each worker needs besides TPU chips, such as nvidia.com/gpu=8"},
 		&cli.StringSliceFlag{Name: "node-selector", Usage: "`KEY=VALUE` of a label that the nodes must have, besides those of --tpu-type"},
-		&cli.StringFlag{Name: "preflight", Value: "apply", Usage: "apply, require, check or off: what to do about the workers' network settings (`MODE`); require: start only if all are right; check: change nothing"},
+		preflightFlag(),
 		&cli.IntFlag{Name: "max-restarts", Usage: "start the command again up to `N` times when a worker is lost or ends with 42 or 127 to 255"},
 		&cli.StringFlag{Name: "restart-on-exit-codes", Usage: "further exit `CODES` after which the command starts again: 1,2"},
 		&cli.IntFlag{Name: "ttl-seconds-after-finished", Aliases: []string{"ttl"}, Value: workload.DefaultTTL, Usage: "delete the workload `SECONDS` after its end; -1: never"},
@@ -108,7 +108,7 @@ func WorkloadOf(c *Call, m Machine) Workload {
 func readWorkload(c *Call, s workload.Spec, named string) Workload {
 	w := Workload{NamedQueue: c.IsSet("queue"), NamedPriority: c.IsSet("priority")}
 	s.Preflight = c.String("preflight")
-	c.OneOf("preflight", s.Preflight, "apply", "require", "check", "off")
+	c.OneOf("preflight", s.Preflight, preflightModes()...)
 	if s.Preflight == "off" {
 		s.Preflight = ""
 	}
