@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -106,7 +107,7 @@ func TestDeleteKeepsTheOrder(t *testing.T) {
 	if err := client.Delete(t.Context(), all); agent.StatusOf(err) != http.StatusInternalServerError || errors.Is(err, agent.ErrForeign) || !strings.HasPrefix(err.Error(), "b: it cannot be read: ") {
 		t.Errorf("got %v", err)
 	}
-	if want := []string{"GET/a", "POST/a", "GET/b", "GET/c-other", "GET/d", "POST/d"}; !slices.Equal(asked, want) {
+	if want := []string{"GET/computeMetadata/v1/instance/attributes/created-by", "GET/a", "POST/a", "GET/b", "GET/c-other", "GET/d", "POST/d"}; !slices.Equal(asked, want) {
 		t.Errorf("asked %q, want %q", asked, want)
 	}
 	if err := client.Delete(t.Context(), append(all[:1:1], all[2:]...)); err != nil {
@@ -114,6 +115,41 @@ func TestDeleteKeepsTheOrder(t *testing.T) {
 	}
 	if err := client.Delete(t.Context(), all[2:3]); !errors.Is(err, agent.ErrForeign) {
 		t.Errorf("only another run's is left: got %v", err)
+	}
+}
+
+// Each worker deletes its own group last, and begins with the group behind it.
+func TestAWorkerDeletesItsOwnGroupLast(t *testing.T) {
+	t.Parallel()
+	const zone = "https://cloud/compute/v1/projects/p/zones/z/instanceGroupManagers/"
+	var all []agent.Deletion
+	for _, name := range []string{"x-0", "x-1", "x-11"} {
+		all = append(all, agent.Deletion{Read: zone + name, Method: http.MethodDelete, URL: zone + name, Proof: agent.Field{Path: "/l", Value: "r"}})
+	}
+	for own, want := range map[string]string{
+		"projects/17/zones/z/instanceGroupManagers/x-0":  "x-1 x-11 x-0",
+		"projects/17/zones/z/instanceGroupManagers/x-1":  "x-11 x-0 x-1",
+		"projects/17/zones/z/instanceGroupManagers/x-11": "x-0 x-1 x-11",
+		"projects/17/zones/z/instanceGroupManagers/y":    "x-0 x-1 x-11",
+		"strange": "x-0 x-1 x-11", "": "x-0 x-1 x-11",
+	} {
+		var asked []string
+		client := clientOf(func(w *httptest.ResponseRecorder, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/attributes/created-by") && own == "":
+				w.WriteHeader(http.StatusNotFound)
+			case strings.HasSuffix(r.URL.Path, "/attributes/created-by"):
+				fmt.Fprintln(w, own)
+			default:
+				if r.Method == http.MethodDelete {
+					asked = append(asked, path.Base(r.URL.Path))
+				}
+				fmt.Fprint(w, `{"l": "r"}`)
+			}
+		})
+		if err := client.Delete(t.Context(), all); err != nil || strings.Join(asked, " ") != want {
+			t.Errorf("made by %q: asked %q, want %q: %v", own, asked, want, err)
+		}
 	}
 }
 

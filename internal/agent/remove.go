@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,14 +41,19 @@ type Field struct {
 // ErrForeign reports a resource without the proof that it belongs to the run.
 var ErrForeign = fault.New(fault.Permission, "it is not of this run: it stays")
 
-// Delete requests the deletions in order. It continues after an error, because each
-// resource costs money. Before each request it reads the resource and checks the proof. A
+// Delete requests the deletions, in the order of after. It continues after an error,
+// because each resource costs money. Before each request it reads the resource and checks
+// the proof. A
 // resource that is gone, or is being deleted, needs no request. ErrForeign is final: every
 // resource that is left belongs to another run. After any other result the caller may call
 // Delete again, because a deletion that was accepted may fail later.
 func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 	var trouble []error
 	foreign, ours := false, false
+	if len(deletions) > 1 {
+		own, _ := c.Metadata.Optional(ctx, "attributes/created-by")
+		deletions = after(own, deletions)
+	}
 	for _, d := range deletions {
 		there, err := c.delete(ctx, d)
 		switch {
@@ -64,6 +70,22 @@ func (c *Client) Delete(ctx context.Context, deletions []Deletion) error {
 		return ErrForeign
 	}
 	return errors.Join(trouble...)
+}
+
+// after returns the deletions as a ring that begins behind own and ends with it. own is the
+// group that made this VM, from the metadata value created-by:
+// projects/NUMBER/zones/ZONE/instanceGroupManagers/NAME. The URL of the group may have the
+// project's name in place of its number. A VM that deletes its own group may be gone before
+// it has asked for the others, and a group in which no VM runs has nobody else. With the
+// ring, a worker that ends another worker's VM has first deleted the groups between them.
+func after(own string, deletions []Deletion) []Deletion {
+	_, group, _ := strings.Cut(own, "/zones/")
+	for i, d := range deletions {
+		if group != "" && strings.HasSuffix(d.Read, "/zones/"+group) {
+			return slices.Concat(deletions[i+1:], deletions[:i+1])
+		}
+	}
+	return deletions
 }
 
 // delete requests one deletion. It returns true if the resource has the proof and may still

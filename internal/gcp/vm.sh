@@ -94,12 +94,23 @@ fetch() {
   return 1
 }
 
-# delete_resources DELETION...: calls delete_resource for each, in order. It continues after
-# a failure. It fails if every resource that is left belongs to another run. The caller may
-# retry until the run's own resources are gone, because an accepted deletion may fail later.
+# delete_resources DELETION...: calls delete_resource for each. The group that made this VM
+# comes last, and the one after it first: function after of package agent says why.
+# delete_resources continues after a failure. It fails if every resource that is left
+# belongs to another run. The caller may retry until the run's own resources are gone,
+# because an accepted deletion may fail later.
 delete_resources() {
-  local deletion trouble='' foreign='' there=''
-  for deletion in "${@-}"; do
+  local deletion trouble='' foreign='' there='' own i
+  local -a strings all=("${@-}")
+  if (($# > 1)) && own=$(instance attributes/created-by); then
+    for ((i = 1; i <= $#; i++)); do
+      if json_strings "${!i}" /read && [[ ${strings[0]} == */zones/"${own#*/zones/}" ]]; then
+        all=("${@:i+1}" "${@:1:i}")
+        break
+      fi
+    done
+  fi
+  for deletion in "${all[@]}"; do
     if ! delete_resource "$deletion"; then
       foreign=$why
     elif [[ $why ]]; then

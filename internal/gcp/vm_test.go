@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -90,6 +91,47 @@ func TestABrokenAnswerOnAWorkerIsNone(t *testing.T) {
 				t.Errorf("asked %q", asked)
 			}
 		})
+	}
+}
+
+// The order is the same as that of the agent.
+func TestAScriptDeletesItsOwnGroupLast(t *testing.T) {
+	testkit.Need(t, "curl")
+	for own, want := range map[string]string{
+		"projects/17/zones/z/groups/x-0": "x-1 x-11 x-0",
+		"projects/17/zones/z/groups/x-1": "x-11 x-0 x-1",
+		"":                               "x-0 x-1 x-11",
+	} {
+		var mu sync.Mutex
+		var asked []string
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/token"):
+				fmt.Fprint(w, `{"access_token": "t"}`)
+			case strings.HasSuffix(r.URL.Path, "/created-by") && own == "":
+				http.NotFound(w, r)
+			case strings.HasSuffix(r.URL.Path, "/created-by"):
+				fmt.Fprint(w, own)
+			default:
+				if r.Method == http.MethodDelete {
+					mu.Lock()
+					asked = append(asked, path.Base(r.URL.Path))
+					mu.Unlock()
+				}
+				fmt.Fprint(w, `{"l": "r"}`)
+			}
+		}))
+		script := "\nset -u\n"
+		for _, name := range []string{"x-0", "x-1", "x-11"} {
+			group := server.URL + "/projects/p/zones/z/groups/" + name
+			script += fmt.Sprintf(`set -- "$@" '{"read":"%[1]s","method":"DELETE","url":"%[1]s","proof":{"path":"/l","value":"r"}}'`+"\n", group)
+		}
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", gcp.VMScript+script+`delete_resources "$@" && printf %s "$why"`)
+		cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "GCE_METADATA_HOST=" + strings.TrimPrefix(server.URL, "http://")}
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 || strings.Join(asked, " ") != want {
+			t.Errorf("made by %q: asked %q, want %q: %v, %s", own, asked, want, err, out)
+		}
+		server.Close()
 	}
 }
 
