@@ -90,7 +90,7 @@ func command(c cli.Command, statuses ...int) *cli.Command {
 			text := exitTexts[s]
 			if s == exitOK && slices.Contains(statuses, statusOfCommand) {
 				text = "the command ended with 0 on every worker"
-				if slices.ContainsFunc(c.Flags, func(f cli.Flag) bool { return f.Names()[0] == "strict-exit" }) {
+				if slices.ContainsFunc(c.Flags, func(f cli.Flag) bool { return cmdline.Name(f) == "strict-exit" }) {
 					text += ", or see --strict-exit"
 				}
 			}

@@ -77,7 +77,7 @@ func TestAProjectFileHasNoReachBeyondItsDirectory(t *testing.T) {
 		"service-account: a@b", "cqr-extra-args: --service-account=a@b", "CQR_EXTRA_ARGS: --service-account=a@b", "profiles: {p: {run: {replace: true}}}",
 	} {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, config.ProjectFile), []byte(line+"\n"), 0o600))
-		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: silent(nil).lookup, Home: t.TempDir(), Dir: dir, Commands: commands})
+		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: silent(nil).lookup, Home: t.TempDir(), Dir: dir, Commands: func() []config.Command { return commands }})
 		if err == nil || !strings.Contains(err.Error(), "is not taken from the file of a project") {
 			t.Errorf("%s: error = %v", line, err)
 		}
@@ -128,4 +128,14 @@ func TestAlternativesGiveWay(t *testing.T) {
 			t.Errorf("%s: not typed: %s, want %s", line, got, wanted)
 		}
 	}
+}
+
+// cmdline reads the names of a flag from its fields. They are the names that cli uses.
+func TestNamesOfFlagsAreThoseOfCLI(t *testing.T) {
+	t.Parallel()
+	everyFlag(func(command string, f cli.Flag) {
+		if got := cmdline.Names(f); !slices.Equal(got, f.Names()) || cmdline.Name(f) != got[0] {
+			t.Errorf("%s: %q and %q, want %q", command, got, cmdline.Name(f), f.Names())
+		}
+	})
 }

@@ -169,7 +169,7 @@ func (q *Query) takeFlag(typed string, valued bool) bool {
 	if f == nil {
 		return false
 	}
-	q.given[name(f)] = true
+	q.given[Name(f)] = true
 	return !valued && !isSwitch(f)
 }
 
@@ -233,11 +233,11 @@ func (q *Query) flags() (kind Kind, list []Candidate) {
 	kind = Finished
 	for _, l := range slices.Backward(q.levels) {
 		for _, f := range l.flags {
-			if isHidden(f) || seen[name(f)] || q.given[name(f)] && KindOf(f) != config.List {
+			if isHidden(f) || seen[Name(f)] || q.given[Name(f)] && KindOf(f) != config.List {
 				continue
 			}
-			seen[name(f)] = true
-			for i, n := range f.Names() {
+			seen[Name(f)] = true
+			for i, n := range Names(f) {
 				if len(n) > 1 && (i == 0 || n == strings.ToUpper(n) && upper) {
 					list = append(list, Candidate{"--" + n, usage(f)})
 					if !isSwitch(f) {
@@ -261,11 +261,11 @@ func (q *Query) flags() (kind Kind, list []Candidate) {
 // values completes the value of a flag. prefix is the part of the word before the value.
 func (q *Query) values(f cli.Flag, prefix, value string) (kind Kind, list []Candidate) {
 	rules := q.program.Rules
-	complete := rules.Complete.Values[name(f)]
+	complete := rules.Complete.Values[Name(f)]
 	switch {
-	case slices.Contains(rules.Complete.Dirs, name(f)):
+	case slices.Contains(rules.Complete.Dirs, Name(f)):
 		return Dirs, nil
-	case slices.Contains(rules.Paths, name(f)):
+	case slices.Contains(rules.Paths, Name(f)):
 		return Files, nil
 	case isBool(f):
 		list = Plain([]string{"true", "false"})
@@ -275,7 +275,7 @@ func (q *Query) values(f cli.Flag, prefix, value string) (kind Kind, list []Cand
 		list = Plain(Listed(usage(f)))
 	}
 	kind = Finished
-	if slices.Contains(rules.Complete.Commas, name(f)) { // complete the last of several names
+	if slices.Contains(rules.Complete.Commas, Name(f)) { // complete the last of several names
 		prefix += value[:strings.LastIndexByte(value, ',')+1]
 		kind = Open
 	}
@@ -305,7 +305,7 @@ func Listed(usage string) []string {
 
 // Completed reports whether a flag's value can be completed.
 func (p Program) Completed(f cli.Flag) bool {
-	if p.Rules.Complete.Values[name(f)] != nil {
+	if p.Rules.Complete.Values[Name(f)] != nil {
 		return true
 	}
 	kind, list := p.Query(context.Background(), []string{""}).values(f, "", "")

@@ -91,8 +91,8 @@ func merge(flags []FlagValue, f FlagValue, command string) []FlagValue {
 func (p Program) explainOne(outer *Line, path string, below Below) ([]FlagValue, error) {
 	l := &Line{program: p.App.Name, Values: map[string]string{}, Path: strings.Fields(path)}
 	for _, f := range p.App.Flags {
-		if typed, ok := outer.Values[name(f)]; ok {
-			l.Values[name(f)] = typed
+		if typed, ok := outer.Values[Name(f)]; ok {
+			l.Values[Name(f)] = typed
 		}
 	}
 	levels := []*level{{flags: p.App.Flags}}
@@ -107,10 +107,10 @@ func (p Program) explainOne(outer *Line, path string, below Below) ([]FlagValue,
 	seen := map[string]bool{}
 	for _, level := range slices.Backward(levels) {
 		for _, f := range level.flags {
-			if seen[name(f)] || p.Rules.Never[name(f)] != "" && name(f) != "profile" {
+			if seen[Name(f)] || p.Rules.Never[Name(f)] != "" && Name(f) != "profile" {
 				continue
 			}
-			seen[name(f)] = true
+			seen[Name(f)] = true
 			all = append(all, explainFlag(l, path, f, below))
 		}
 	}
@@ -119,7 +119,7 @@ func (p Program) explainOne(outer *Line, path string, below Below) ([]FlagValue,
 }
 
 func explainFlag(l *Line, path string, f cli.Flag, below Below) FlagValue {
-	v := FlagValue{Flag: name(f)}
+	v := FlagValue{Flag: Name(f)}
 	for _, s := range l.Layers.of(path, f) {
 		v.Beaten = append(v.Beaten, Placed{s.Values, s.Source})
 	}

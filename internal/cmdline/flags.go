@@ -53,8 +53,44 @@ func isSwitch(f cli.Flag) bool {
 	return kind == config.Bool || kind == config.Optional
 }
 
-// name returns the flag's first name.
-func name(f cli.Flag) string { return f.Names()[0] }
+// Names returns the flag's names, the first one first. For the types that commands use it
+// reads the fields: the method Names of a [cli.Flag] searches each name with a regular
+// expression, which was a quarter of the time of a short command.
+func Names(f cli.Flag) []string {
+	first, aliases := fieldsOf(f)
+	if first == "" {
+		return f.Names()
+	}
+	return slices.Concat([]string{first}, aliases)
+}
+
+// Name returns the flag's first name.
+func Name(f cli.Flag) string {
+	if first, _ := fieldsOf(f); first != "" {
+		return first
+	}
+	return f.Names()[0]
+}
+
+func fieldsOf(f cli.Flag) (name string, aliases []string) {
+	switch f := f.(type) {
+	case *cli.StringFlag:
+		return f.Name, f.Aliases
+	case *cli.BoolFlag:
+		return f.Name, f.Aliases
+	case *cli.IntFlag:
+		return f.Name, f.Aliases
+	case *cli.DurationFlag:
+		return f.Name, f.Aliases
+	case *cli.StringSliceFlag:
+		return f.Name, f.Aliases
+	case *cli.GenericFlag:
+		return f.Name, f.Aliases
+	case *cli.Float64Flag:
+		return f.Name, f.Aliases
+	}
+	return "", nil
+}
 
 // isHidden reports whether help and completion omit a flag.
 func isHidden(f cli.Flag) bool {
@@ -88,21 +124,21 @@ func (l *level) values(flags []cli.Flag) (*flag.FlagSet, error) {
 	for _, f := range flags {
 		var values []string
 		for _, g := range l.given {
-			if g.flag == name(f) {
+			if g.flag == Name(f) {
 				values = append(values, g.value)
 			}
 		}
 		if list, ok := f.(*cli.StringSliceFlag); ok && len(values) > 0 { // Set would split the values at commas
-			set.Var(cli.NewStringSlice(values...), name(f), "")
+			set.Var(cli.NewStringSlice(values...), Name(f), "")
 			list.HasBeenSet = true
 			continue
 		}
 		if err := f.Apply(set); err != nil {
-			return nil, fmt.Errorf("define flag --%s: %w", name(f), err)
+			return nil, fmt.Errorf("define flag --%s: %w", Name(f), err)
 		}
 		for _, value := range values {
-			if err := set.Set(name(f), value); err != nil {
-				return nil, &UsageError{Err: fmt.Errorf("--%s=%s: %w", name(f), value, err)}
+			if err := set.Set(Name(f), value); err != nil {
+				return nil, &UsageError{Err: fmt.Errorf("--%s=%s: %w", Name(f), value, err)}
 			}
 		}
 	}
@@ -130,7 +166,7 @@ func (l *level) inherit(outer *level) {
 func findFlag(levels []*level, name string) (*level, cli.Flag) {
 	for _, l := range slices.Backward(levels) {
 		for _, f := range l.flags {
-			if slices.Contains(f.Names(), name) {
+			if slices.Contains(Names(f), name) {
 				return l, f
 			}
 		}
@@ -164,7 +200,7 @@ func HasFlag(app *cli.App, words []string, flag string) bool {
 		}
 		flags, commands = slices.Concat(flags, c.Flags), c.Subcommands
 	}
-	return slices.ContainsFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), flag) })
+	return slices.ContainsFunc(flags, func(f cli.Flag) bool { return slices.Contains(Names(f), flag) })
 }
 
 // Walk visits every command, with groups and hidden ones, and its path: "qr create".

@@ -121,7 +121,7 @@ func commandRows(commands []*cli.Command) (rows []help.Row) {
 // flagSections returns the flags of a page, and the number of the command's omitted flags.
 func (r HelpRules) flagSections(path []string, own, global []cli.Flag, level HelpLevel) (sections []help.Section, left int) {
 	global = slices.DeleteFunc(slices.Clone(global), func(f cli.Flag) bool {
-		return slices.ContainsFunc(own, func(o cli.Flag) bool { return name(o) == name(f) })
+		return slices.ContainsFunc(own, func(o cli.Flag) bool { return Name(o) == Name(f) })
 	})
 	all := level == FullHelp
 	if common, grouped := r.Common[strings.Join(path, " ")]; grouped {
@@ -172,7 +172,7 @@ func FlagRows(flags []cli.Flag) (rows []help.Flag) {
 
 func flagRow(f cli.Flag, d cli.DocGenerationFlag) help.Flag {
 	row := help.Flag{Text: strings.ReplaceAll(d.GetUsage(), "`", ""), Optional: KindOf(f) == config.Optional}
-	for _, n := range f.Names() {
+	for _, n := range Names(f) {
 		dash := "--"
 		if len(n) == 1 {
 			dash = "-"

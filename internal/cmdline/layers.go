@@ -29,7 +29,7 @@ var layerOrder = []config.Layer{config.CommandLine, config.Environment, config.P
 // of returns the layers' values for a flag of a command. The first one is used.
 func (l Layers) of(command string, f cli.Flag) []config.Setting {
 	all := l.Files.Find(command, l.Rules.FileFlag(f))
-	variable := config.FlagVariable(name(f))
+	variable := config.FlagVariable(Name(f))
 	if value, ok := l.Lookup(variable); ok && value != "" {
 		s := config.Setting{Values: []string{value}, Source: config.Source{Layer: config.Environment, Variable: variable}}
 		all = slices.Insert(all, 0, s)
@@ -39,11 +39,11 @@ func (l Layers) of(command string, f cli.Flag) []config.Setting {
 
 // FileFlag describes a flag to package config, which reads the files.
 func (r Rules) FileFlag(f cli.Flag) config.Flag {
-	d := config.Flag{Names: f.Names(), Kind: KindOf(f), Private: r.Private[name(f)], Never: r.Never[name(f)]}
+	d := config.Flag{Names: Names(f), Kind: KindOf(f), Private: r.Private[Name(f)], Never: r.Never[Name(f)]}
 	switch {
-	case slices.Contains(r.Paths, name(f)):
+	case slices.Contains(r.Paths, Name(f)):
 		d.Paths = func(value string, place func(string) (string, error)) (string, error) { return place(value) }
-	case slices.Contains(r.PathPairs, name(f)):
+	case slices.Contains(r.PathPairs, Name(f)):
 		d.Paths = placeEach
 	}
 	return d
@@ -83,10 +83,10 @@ func (p Program) loadFiles(l *Line) (*config.Defaults, error) {
 	if len(l.Path) > 0 && slices.Contains(p.Rules.NoFiles, l.Path[0]) {
 		return nil, nil
 	}
-	o := config.DefaultsOptions{Lookup: p.Lookup, Home: p.Home, Dir: p.Dir, Commands: p.Rules.FileCommands(p.App)}
+	o := config.DefaultsOptions{Lookup: p.Lookup, Home: p.Home, Dir: p.Dir, Commands: func() []config.Command { return p.Rules.FileCommands(p.App) }}
 	var profileFrom string
 	for _, f := range p.App.Flags {
-		switch name(f) {
+		switch Name(f) {
 		case "config":
 			o.Named, _ = l.early("config", p.Lookup)
 		case "profile":
@@ -118,11 +118,11 @@ func (l *Line) fill(rules Rules, levels []*level, from Layers) {
 	command := strings.Join(l.Path, " ")
 	for _, level := range levels {
 		for _, f := range level.flags {
-			if _, typed := l.Values[name(f)]; typed {
+			if _, typed := l.Values[Name(f)]; typed {
 				continue
 			}
 			if all := from.of(command, f); len(all) > 0 {
-				l.From[name(f)] = all[0]
+				l.From[Name(f)] = all[0]
 			}
 		}
 	}
@@ -132,8 +132,8 @@ func (l *Line) fill(rules Rules, levels []*level, from Layers) {
 	var filled []string
 	for _, level := range levels {
 		for _, f := range level.flags {
-			if s, given := l.From[name(f)]; given {
-				filled = append(filled, name(f))
+			if s, given := l.From[Name(f)]; given {
+				filled = append(filled, Name(f))
 				l.give(level, f, s)
 			}
 		}
@@ -147,14 +147,14 @@ func (l *Line) give(to *level, f cli.Flag, s config.Setting) {
 	for _, value := range s.Values {
 		if s.Source.Layer == config.Environment { // the values of files were checked before
 			if err := KindOf(f).Check(value); err != nil {
-				l.Refuse(&UsageError{Err: fmt.Errorf("%s: %w", s.Source, err)}, name(f))
+				l.Refuse(&UsageError{Err: fmt.Errorf("%s: %w", s.Source, err)}, Name(f))
 				continue
 			}
 		}
 		if isBool(f) {
 			value = strings.ToLower(value)
 		}
-		to.given = append(to.given, given{name(f), value})
+		to.given = append(to.given, given{Name(f), value})
 	}
 }
 

@@ -142,7 +142,7 @@ func (r *reader) takeFlag() error {
 	if to.negated {
 		word.value, word.valued = "false", true
 	}
-	l, flag := r.line, name(to.flag)
+	l, flag := r.line, Name(to.flag)
 	if earlier, ok := l.Typed[flag]; ok && earlier != word.spelling {
 		return Usagef("flag --%s is given twice, as %s and as %s: keep one", flag, earlier, word.spelling)
 	}
@@ -250,7 +250,7 @@ func checked(flag cli.Flag, spelling, value string) (string, error) {
 		return fmt.Sprint(b), nil
 	case config.Int, config.Float, config.Duration:
 		if kind.Check(value) != nil {
-			return value, wrongValue(kind, "--"+name(flag), value)
+			return value, wrongValue(kind, "--"+Name(flag), value)
 		}
 	}
 	return value, nil
@@ -306,7 +306,7 @@ func spellings(levels []*level, upper bool) []string {
 	known := []string{"--help"}
 	for _, l := range levels {
 		for _, f := range l.flags {
-			for _, n := range f.Names() {
+			for _, n := range Names(f) {
 				if len(n) > 1 && (upper || n == strings.ToLower(n)) {
 					known = append(known, "--"+n)
 				}

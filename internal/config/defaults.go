@@ -156,8 +156,8 @@ type DefaultsOptions struct {
 	// Named is a file to read instead of the project file, and trusted like the user's own
 	// file. "none" means no file at all.
 	Named    string
-	Profile  string // "": the profile that a file names
-	Commands []Command
+	Profile  string           // "": the profile that a file names
+	Commands func() []Command // called once for each file that exists
 }
 
 // Defaults has the settings of the files. A nil *Defaults has no settings.
@@ -215,7 +215,7 @@ func LoadDefaults(o DefaultsOptions) (*Defaults, error) {
 		if want.path == "" || d.Project == want.path {
 			continue
 		}
-		f := &defaultsFile{path: want.path, layer: want.layer, trusted: named || want.layer == UserLayer, home: o.Home, commands: o.Commands, profiles: map[string]bool{}}
+		f := &defaultsFile{path: want.path, layer: want.layer, trusted: named || want.layer == UserLayer, home: o.Home, profiles: map[string]bool{}}
 		data, err := readDefaults(want.path, !want.needed)
 		if errors.Is(err, fs.ErrNotExist) && !want.needed {
 			continue
@@ -223,6 +223,7 @@ func LoadDefaults(o DefaultsOptions) (*Defaults, error) {
 		if err != nil {
 			return nil, err
 		}
+		f.commands = o.Commands()
 		if err := f.parse(data); err != nil {
 			return nil, err
 		}

@@ -51,7 +51,7 @@ func flagsForFiles() []config.Command {
 func defaultsFiles(t *testing.T, project, user string) config.DefaultsOptions {
 	t.Helper()
 	dir := writeFiles(t, map[string]string{"p/below/x": "", "home/.config/multihost/config.yaml": user, "p/multihost.yaml": project})
-	return config.DefaultsOptions{Lookup: lookup(nil), Home: filepath.Join(dir, "home"), Dir: filepath.Join(dir, "p", "below"), Commands: flagsForFiles()}
+	return config.DefaultsOptions{Lookup: lookup(nil), Home: filepath.Join(dir, "home"), Dir: filepath.Join(dir, "p", "below"), Commands: flagsForFiles}
 }
 
 // said returns the settings of a flag in the files, in order of precedence.
@@ -251,7 +251,7 @@ func TestAProjectFileOfOthersIsRefused(t *testing.T) {
 func TestOddFilesOfDefaults(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"a/multihost.yml": "zone: a\n", "b/multihost.yaml/x": "", "c/multihost.yaml": "# nothing\n", "d/multihost.yaml": "run:\nprofiles:\n  a:\n"})
 	for sub, want := range map[string]string{"a": "rename", "b": "it is no file", "c": "", "d": ""} {
-		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: lookup(nil), Home: dir, Dir: filepath.Join(dir, sub), Commands: flagsForFiles()})
+		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: lookup(nil), Home: dir, Dir: filepath.Join(dir, sub), Commands: flagsForFiles})
 		var hint string
 		var bad *config.FileError
 		if errors.As(err, &bad) {
@@ -277,7 +277,7 @@ func FuzzDefaults(f *testing.F) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: lookup(nil), Home: dir, Dir: dir, Commands: flagsForFiles()})
+		_, err := config.LoadDefaults(config.DefaultsOptions{Lookup: lookup(nil), Home: dir, Dir: dir, Commands: flagsForFiles})
 		if err != nil && !strings.Contains(err.Error(), path) {
 			t.Errorf("%q: the error does not name the file: %v", text, err)
 		}

@@ -26,7 +26,7 @@ var clusterJobRows = []string{"dry-run", "confirm", "command", "run-name", "scri
 func onlyInCluster() (names []string) {
 	own := RequestFlags(FlagsOf(JobRows())...)
 	for _, f := range WorkloadFlags() {
-		if name := f.Names()[0]; name != "workload" && !hasFlag(own, name) {
+		if name := cmdline.Name(f); name != "workload" && !hasFlag(own, name) {
 			names = append(names, name)
 		}
 	}
@@ -62,7 +62,7 @@ func ClusterJobOf(c *Call, m Machine) ClusterJob {
 		}
 	}
 	for _, f := range RequestFlags() {
-		if name := f.Names()[0]; !slices.Contains(allowed, name) {
+		if name := cmdline.Name(f); !slices.Contains(allowed, name) {
 			refuseInCluster(c, name)
 		}
 	}

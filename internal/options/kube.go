@@ -169,7 +169,7 @@ func HeldRequest(c *Call, m Machine) provision.Request {
 		c.Refuse(cmdline.Usagef("--tpu-type=%s: on TPU VMs it is %s with %d chips, in a cluster %d nodes with %d chips each; multihost numbers workers as TPU VMs, so pods cannot hold it: choose another size, or a machine type that has all chips, such as ct6e-standard-8t:2x4", t.Name, event.Count(t.Workers, "worker"), t.Chips/t.Workers, n.Count, n.Machine.Chips), "tpu-type")
 	}
 	for _, f := range SliceFlags() {
-		name := f.Names()[0]
+		name := cmdline.Name(f)
 		if _, typed := c.Typed[name]; typed && name != "node-count" && name != "tpu-type" {
 			c.Refuse(cmdline.Usagef("--%s: the node pools of a cluster decide it, not the pods that hold slices", name), name)
 		}

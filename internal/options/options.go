@@ -77,7 +77,7 @@ const (
 )
 
 // Name returns the flag's own name.
-func (o Option) Name() string { return o.flag.Names()[0] }
+func (o Option) Name() string { return cmdline.Name(o.flag) }
 
 // Bad returns a value to refuse, or "" if every value of the flag's kind is right.
 func (o Option) Bad() string { return o.bad }

@@ -36,7 +36,7 @@ func RuntimeFlag() cli.Flag {
 func RequestFlags(own ...cli.Flag) []cli.Flag {
 	all := slices.Clone(own)
 	for _, f := range createflags.All() {
-		has := func(own cli.Flag) bool { return slices.Contains(own.Names(), f.Name) }
+		has := func(own cli.Flag) bool { return slices.Contains(cmdline.Names(own), f.Name) }
 		switch {
 		case slices.ContainsFunc(own, has):
 		case f.Bool:
@@ -65,7 +65,7 @@ func readRequest(c *Call, r qr.Request, extra string) qr.Request {
 		return cmp.Compare(c.Place(a.Name), c.Place(b.Name))
 	})
 	for _, f := range all {
-		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return own.Names()[0] == f.Name })
+		own := slices.ContainsFunc(c.Command.Flags, func(own cli.Flag) bool { return cmdline.Name(own) == f.Name })
 		if !own || !c.IsSet(f.Name) || f.Name == "topology" && c.String("machine-type") != "" {
 			continue
 		}
@@ -119,10 +119,10 @@ func ownFlags(c *Call, flags []string) (own []string) {
 		id = "run-name"
 	}
 	for _, name := range flags {
-		i := slices.IndexFunc(c.Command.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+		i := slices.IndexFunc(c.Command.Flags, func(f cli.Flag) bool { return slices.Contains(cmdline.Names(f), name) })
 		switch {
 		case i >= 0:
-			name = c.Command.Flags[i].Names()[0]
+			name = cmdline.Name(c.Command.Flags[i])
 		case name == qr.IDFlag || job: // a run or job gives its slices their names
 			name = id
 		}

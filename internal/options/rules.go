@@ -199,7 +199,7 @@ const loginTitle = "how workers are reached"
 // LoginFlags returns the names of SSHFlags. No short help shows them.
 func LoginFlags() (names []string) {
 	for _, f := range SSHFlags() {
-		names = append(names, f.Names()[0])
+		names = append(names, cmdline.Name(f))
 	}
 	return names
 }

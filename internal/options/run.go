@@ -76,7 +76,7 @@ func JobFlags() []cli.Flag {
 	all := RequestFlags(own...)
 	rest := slices.Concat(all, FlagsOf(JobRows()[len(own):]))
 	for _, f := range WorkloadFlags() {
-		name := f.Names()[0]
+		name := cmdline.Name(f)
 		if name == "workload" || hasFlag(rest, name) {
 			continue
 		}
@@ -85,11 +85,11 @@ func JobFlags() []cli.Flag {
 		}
 		rest = append(rest, f)
 	}
-	return slices.DeleteFunc(rest, func(f cli.Flag) bool { return slices.Contains([]string{"node-prefix", "node-id"}, f.Names()[0]) })
+	return slices.DeleteFunc(rest, func(f cli.Flag) bool { return slices.Contains([]string{"node-prefix", "node-id"}, cmdline.Name(f)) })
 }
 
 func hasFlag(all []cli.Flag, name string) bool {
-	return slices.ContainsFunc(all, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+	return slices.ContainsFunc(all, func(f cli.Flag) bool { return slices.Contains(cmdline.Names(f), name) })
 }
 
 // BucketFlags name the bucket of a job without runner that another machine may have

@@ -44,8 +44,8 @@ func SliceFlags(own ...cli.Flag) []cli.Flag {
 		ProviderFlag(),
 	}, FlagsOf(computeOptions()))
 	return slices.DeleteFunc(RequestFlags(own...), func(f cli.Flag) bool {
-		name := f.Names()[0]
-		return !slices.Contains(neutralFlags(), name) && !slices.ContainsFunc(own, func(o cli.Flag) bool { return o.Names()[0] == name })
+		name := cmdline.Name(f)
+		return !slices.Contains(neutralFlags(), name) && !slices.ContainsFunc(own, func(o cli.Flag) bool { return cmdline.Name(o) == name })
 	})
 }
 
@@ -141,7 +141,7 @@ func jobOnCompute(c *Call, own qr.Request, settings gce.Settings) provision.Requ
 		}
 	}
 	for _, name := range only {
-		if slices.ContainsFunc(c.Command.Flags, func(f cli.Flag) bool { return f.Names()[0] == name }) && c.IsSet(name) {
+		if slices.ContainsFunc(c.Command.Flags, func(f cli.Flag) bool { return cmdline.Name(f) == name }) && c.IsSet(name) {
 			c.Refuse(cmdline.Usagef("--%s: it is for queued resources, and not for --provider=gce", name), name, "provider")
 		}
 	}
