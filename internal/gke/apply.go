@@ -77,7 +77,8 @@ func (c *Client) apply(ctx context.Context, plan Plan) error {
 	return c.makeInside(ctx, plan.Cluster, inside)
 }
 
-// makeCluster makes a cluster, or joins the wait for one, until it runs.
+// makeCluster makes a cluster, unless another command is making it, and waits until the cluster
+// runs.
 func (c *Client) makeCluster(ctx context.Context, s Step) error {
 	what := fmt.Sprintf("create cluster %q", s.Name)
 	if s.leaving {
@@ -197,7 +198,7 @@ func poolIn(k *container.Cluster, name string) *container.NodePool {
 	return k.NodePools[i]
 }
 
-// makePools makes node pools, or joins the wait for them, until each of them runs or has
+// makePools makes node pools that nobody is making yet. It waits until each pool runs or has
 // failed.
 func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) error {
 	if len(steps) == 0 {
@@ -250,8 +251,8 @@ func (c *Client) makePools(ctx context.Context, cluster string, steps []Step) er
 	return err
 }
 
-// stateOf returns the state of a node pool after a request: PROVISIONING until GKE has
-// decided.
+// stateOf returns the state of a node pool after a request. Until GKE has decided, the state is
+// PROVISIONING.
 func (c *calls) stateOf(ctx context.Context, k *container.Cluster, name, operation string) (state, reason string, err error) {
 	p := poolIn(k, name)
 	if p != nil && p.Status != stateError {
@@ -277,14 +278,16 @@ func (c *calls) stateOf(ctx context.Context, k *container.Cluster, name, operati
 	return stateError, reason, nil
 }
 
-// waits describes what a poll waits for: names of a total of resources, and their state.
+// waits describes what a poll waits for. names are the unfinished ones of total resources, and
+// state is their state.
 type waits struct {
 	total int
 	names []string
 	state string
 }
 
-// poll calls check until it is done, and reports what it waits for.
+// poll calls check until check returns true or an error. It emits progress events. After limit it
+// returns a *SlowError.
 func (c *calls) poll(ctx context.Context, what string, limit time.Duration, check func(context.Context) (waits, bool, error)) error {
 	start := c.gcp.Clock().Now()
 	return gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{Max: 10 * time.Second}, func(ctx context.Context) (bool, error) {

@@ -21,7 +21,7 @@ const (
 	draLabel    = "cloud.google.com/gke-networking-dra-driver"
 )
 
-// scopes returns the scopes of nodes: these and GKE's defaults.
+// scopes returns the OAuth scopes of nodes: more and GKE's defaults.
 func scopes(more ...string) (all []string) {
 	for _, s := range append(more, "devstorage.read_only", "logging.write", "monitoring", "service.management.readonly", "servicecontrol", "trace.append") {
 		all = append(all, "https://www.googleapis.com/auth/"+s)
@@ -77,7 +77,8 @@ func policyName(t tpu.Type) string {
 	return strings.NewReplacer(":", "-").Replace(t.Generation.Family+"-"+number(t)) + "-" + t.Topology + "-placement-policy"
 }
 
-// number returns the number in the accelerator type of t.
+// number returns the number in the accelerator type of t, or the topology if no type of the
+// generation has it.
 func number(t tpu.Type) string {
 	for _, same := range tpu.Types() {
 		if same.Generation.Name == t.Generation.Name && same.Topology == t.Topology {

@@ -20,7 +20,7 @@ func typeNamed(t *testing.T, name string) tpu.Type {
 	return ty
 }
 
-// fields returns the fields of v that a request has.
+// fields returns the fields that a request with v sends.
 func fields(t *testing.T, v any) map[string]any {
 	t.Helper()
 	b, err := json.Marshal(v)
@@ -150,7 +150,7 @@ func TestPoolOfASliceIsThatOfXPK(t *testing.T) {
 		if diff := cmp.Diff(want, fields(t, body)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		// A read pool equals the requested one.
+		// poolOf reads back what the request asked for.
 		have := poolOf("c", body)
 		if have.Type != o.Type.Name || have.Tier != o.Tier || have.Reservation != o.Reservation || have.Nodes != nodes.Count || have.Number != 0 {
 			t.Errorf("%s: read back as %+v", name, have)

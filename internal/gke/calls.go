@@ -22,7 +22,7 @@ const (
 	lockedPause = 10 * time.Second
 )
 
-// calls are the calls of GKE's API, and the waits for their results.
+// calls makes the calls of GKE's API.
 type calls struct {
 	gcp *gcp.Client
 
@@ -112,9 +112,9 @@ func (c *calls) version(ctx context.Context, want string) (string, error) {
 	return config.DefaultClusterVersion, nil
 }
 
-// change sends a request that changes something, and returns the name of its operation. An
-// answer of the class reached means that the resource is already in the wanted state. The
-// name is then "", and the caller waits for the state of the resource.
+// change sends a request that changes something, and returns the name of its operation. An error
+// of the class given by reached means that the resource is already in the wanted state, or on the
+// way there. change then returns "", and the caller waits for the state of the resource.
 func (c *calls) change(ctx context.Context, what string, reached gcp.Class, limit time.Duration, do func(context.Context, *container.Service) (*container.Operation, error)) (operation string, err error) {
 	start := c.gcp.Clock().Now()
 	err = gcp.Poll(ctx, c.gcp.Clock(), gcp.Backoff{First: lockedPause, Max: lockedPause}, func(ctx context.Context) (bool, error) {
@@ -134,7 +134,7 @@ func (c *calls) change(ctx context.Context, what string, reached gcp.Class, limi
 	return operation, err
 }
 
-// locked reports whether GKE refused a change because the cluster has another one in
+// locked reports whether GKE refused a change because another change of the cluster is in
 // progress.
 func locked(err error) bool {
 	var e *gcp.Error

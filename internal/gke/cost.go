@@ -36,8 +36,7 @@ func (c Cost) String() string {
 	return b.String()
 }
 
-// costOf returns what the cluster costs after the plan for o. The parameter have lists the
-// existing pools.
+// costOf returns what the cluster costs after the plan for o. have is the list of existing pools.
 func costOf(o Options, w world, have []Pool) Cost {
 	var pools []Pool
 	for _, p := range have {

@@ -34,10 +34,10 @@ func (d Deletion) Text() string {
 	return text + "\n" + d.Cost.String()
 }
 
-// Delete deletes a cluster with all its node pools, and waits until it is gone. A cluster
-// that does not exist is a success. Delete changes nothing and returns an error if
-// multihost did not make the cluster (*NotOursError), or if workloads run on its slices or
-// may run there (*BusyError). With force, workloads are no error.
+// Delete deletes a cluster with all its node pools, and waits until it is gone. If the cluster
+// does not exist, Delete returns no error. If multihost did not make the cluster, Delete changes
+// nothing and returns a *NotOursError. If workloads run on its slices or may run there, Delete
+// changes nothing and returns a *BusyError. With force, it ignores workloads.
 func (c *Client) Delete(ctx context.Context, name string, force bool) (Deletion, error) {
 	d, err := c.PlanDelete(ctx, name, force)
 	if err != nil {

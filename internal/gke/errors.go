@@ -47,10 +47,10 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *MismatchError) Fault() fault.Kind { return e.Class().Fault() }
 
 func (e *MismatchError) Hint() string {
@@ -87,10 +87,10 @@ func (e *BusyError) Error() string {
 // Unwrap returns why the pods are not known.
 func (e *BusyError) Unwrap() error { return e.Err }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *BusyError) Class() gcp.Class { return gcp.Conflict }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *BusyError) Fault() fault.Kind { return e.Class().Fault() }
 
 func (e *BusyError) Hint() string {
@@ -106,10 +106,10 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("cluster %q does not exist in region %s", e.Cluster, e.Region)
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *MissingError) Fault() fault.Kind { return e.Class().Fault() }
 
 func (e *MissingError) Hint() string {
@@ -135,7 +135,7 @@ func (e *FailedError) Error() string {
 	return what
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *FailedError) Class() gcp.Class {
 	if stockoutText.MatchString(e.Reason) {
 		return gcp.Capacity
@@ -146,7 +146,7 @@ func (e *FailedError) Class() gcp.Class {
 	return gcp.Conflict
 }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *FailedError) Fault() fault.Kind { return e.Class().Fault() }
 
 func (e *FailedError) Hint() string {
@@ -170,10 +170,10 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("delete cluster %q: it was not made by multihost", e.Cluster)
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *NotOursError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns gcloud's command that deletes the cluster.
@@ -192,10 +192,10 @@ func (e *SlowError) Error() string {
 	return fmt.Sprintf("%s: it is still %s after %s", e.What, e.State, event.Duration(e.Limit))
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *SlowError) Class() gcp.Class { return gcp.Timeout }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *SlowError) Fault() fault.Kind { return e.Class().Fault() }
 
 func (e *SlowError) Hint() string {

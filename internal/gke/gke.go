@@ -1,7 +1,7 @@
-// Package gke makes, shows and deletes clusters of Google Kubernetes Engine whose node
-// pools are TPU slices. Plan reads what exists and says what would change. Apply makes the
-// changes. Applying the same options again changes nothing. After a break, Apply continues
-// where the last one ended.
+// Package gke makes, shows and deletes clusters of Google Kubernetes Engine whose node pools are
+// TPU slices. Plan reads what exists and says what would change. Apply makes the changes.
+// Applying the same options again changes nothing. If an Apply is interrupted, the next Plan and
+// Apply continue from there.
 //
 // A cluster is regional, and its nodes are in one zone. Its default pool has CPU nodes for
 // the controllers. Each slice is a node pool "<cluster>-np-<number>", because GKE makes,
@@ -42,8 +42,8 @@ const (
 	Periodic          = "PERIODIC"
 )
 
-// Limits of names in characters. GKE limits the names of clusters and node pools, and
-// Compute Engine those of networks.
+// maxName is GKE's limit for the names of clusters and node pools, in characters. maxNetwork is
+// Compute Engine's for the names of networks.
 const (
 	maxName    = 40
 	maxNetwork = 63
@@ -55,7 +55,7 @@ type Options struct {
 	Type        tpu.Type // of the slices; may be zero if Slices is 0
 	Slices      int
 	Tier        provision.Tier // default: on demand; or Spot, FlexStart, Reserved
-	Reservation string         // R, projects/P/reservations/R, and either with /reservationBlocks/B[/reservationSubBlocks/S]; needs Tier Reserved
+	Reservation string         // R or projects/P/reservations/R, also with /reservationBlocks/B[/reservationSubBlocks/S]; for Tier Reserved
 	Network     string         // DefaultNetwork
 	Subnetwork  string         // default: the name of Network
 	Version     string         // of Kubernetes; default: the recommendation of the channel RAPID
@@ -152,7 +152,7 @@ func PoolName(cluster string, number int) string { return fmt.Sprintf("%s-np-%d"
 // A Pod is a pod of a cluster that asks for TPU chips.
 type Pod struct {
 	Namespace, Name string
-	Pool            string // its node pool; "": none yet
+	Pool            string // node pool of its node; "": it has no node yet
 }
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
@@ -160,7 +160,7 @@ func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 // An Endpoint is where a cluster's Kubernetes API is.
 type Endpoint struct {
 	Server string // "https://…"
-	CA     []byte // certificates in PEM, one of which signed the server's; nil: any public one
+	CA     []byte // PEM certificates of the server's authorities; nil: the public ones
 }
 
 // A Reader reads the pods of a cluster that ask for TPU chips and have not ended.
@@ -174,9 +174,9 @@ type Client struct {
 	pods    Reader
 }
 
-// New returns a Client that makes its calls through g. pods reads the pods of a cluster. If
-// it is nil, the Client reads them from the cluster's API, with the credentials of g. New
-// does no I/O.
+// New returns a Client that makes its calls through g. pods reads the pods of a cluster. If pods
+// is nil, the Client reads them from the cluster's API, with the credentials of g. New does no
+// I/O.
 func New(g *gcp.Client, pods Reader) *Client {
 	if pods == nil {
 		pods = podsThrough(g)
@@ -184,8 +184,9 @@ func New(g *gcp.Client, pods Reader) *Client {
 	return &Client{calls: &calls{gcp: g}, compute: api.New(g), pods: pods}
 }
 
-// endpointOf returns the endpoint of a cluster. An endpoint with a DNS name needs no route
-// to the control plane, but some clusters refuse outside callers there.
+// endpointOf returns the endpoint of a cluster. It prefers the DNS endpoint, which needs no route
+// to the control plane. Some clusters refuse external traffic there; endpointOf then returns the
+// IP address.
 func endpointOf(k *container.Cluster) (Endpoint, error) {
 	if d := k.ControlPlaneEndpointsConfig; d != nil && d.DnsEndpointConfig != nil && d.DnsEndpointConfig.AllowExternalTraffic && d.DnsEndpointConfig.Endpoint != "" {
 		return Endpoint{Server: "https://" + d.DnsEndpointConfig.Endpoint}, nil
@@ -213,8 +214,8 @@ func (c *Client) Endpoint(ctx context.Context, name string) (Endpoint, error) {
 	return endpointOf(k)
 }
 
-// numberOf returns the number in the name of a node pool. ok is false if the pool is no
-// slice of the cluster.
+// numberOf returns the number in the name of a node pool. ok is false if the name is not that of
+// a slice of the cluster.
 func numberOf(cluster, pool string) (n int, ok bool) {
 	text, ok := strings.CutPrefix(pool, cluster+"-np-")
 	if !ok {

@@ -21,8 +21,8 @@ func slicesOf(o Options) controllers.Slices {
 	return s
 }
 
-// planInside decides what to make in the cluster: JobSet, Kueue, and the queue of the
-// slices. A cluster that does not run yet lacks all of it.
+// planInside decides what to make in the cluster: JobSet, Kueue, and the queue of the slices. If
+// the cluster does not run yet, all of them are missing.
 func (c *Client) planInside(ctx context.Context, o Options, w world) (steps []Step, err error) {
 	queue := Step{Verb: Create, Resource: kindQueue, Name: controllers.LocalQueue, slices: slicesOf(o), Reason: "for all slices, with the priorities of workloads"}
 	if w.cluster == nil || w.cluster.Status == stateStopping || w.cluster.Status == stateProvisioning {
@@ -128,7 +128,7 @@ func (c *Client) makeInside(ctx context.Context, cluster string, steps []Step) e
 	return nil
 }
 
-// makeController installs a controller, unless the cluster has got it since the plan.
+// makeController installs a controller, unless somebody has installed it since the plan.
 func (c *Client) makeController(ctx context.Context, in controllers.Installer, name string) error {
 	for _, k := range controllers.All() {
 		if k.Name != name {
@@ -158,7 +158,7 @@ func (c *Client) makeController(ctx context.Context, in controllers.Installer, n
 	return nil
 }
 
-// makeQueue makes the objects of the queue, and changes those that multihost has made.
+// makeQueue makes the missing objects of the queue, and updates those that multihost has made.
 func (c *Client) makeQueue(ctx context.Context, in controllers.Installer, s controllers.Slices) error {
 	version, err := in.KueueVersion(ctx)
 	if err != nil {

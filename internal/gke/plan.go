@@ -54,12 +54,11 @@ type Step struct {
 	cluster  *container.Cluster
 	pool     *container.NodePool
 	slices   controllers.Slices // of a queue
-	leaving  bool               // a resource of the name is being deleted, and must first be gone
+	leaving  bool               // the old resource of this name is being deleted; wait for that first
 	conflict error
 }
 
-// A Plan lists the necessary changes, in order. It is valid only at the moment of its
-// making.
+// A Plan lists the necessary changes, in order. It does not notice later changes of the cluster.
 type Plan struct {
 	Cluster string `json:"cluster"`
 	Steps   []Step `json:"steps"`
@@ -120,17 +119,17 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-// A world is what exists, for a plan.
+// A world is what exists before a plan.
 type world struct {
 	policy  *computepb.ResourcePolicy // of the topology; nil: none
 	cluster *container.Cluster        // nil: none
 	busy    map[string][]string       // pods that ask for TPU chips, by node pool
 	blind   error                     // why busy is not known, or nil
 
-	project, zone, version string // version: of a new cluster
+	project, zone, version string // version is that of a new cluster
 }
 
-// planOf compares what exists with a valid o.
+// planOf returns the plan for o, which must be valid.
 func planOf(o Options, w world) Plan {
 	o = o.withDefaults()
 	p := Plan{Cluster: o.Name}
@@ -420,5 +419,5 @@ func (c *Client) podsOf(ctx context.Context, k *container.Cluster) ([]Pod, error
 	return c.pods(ctx, at)
 }
 
-// isOurs reports whether multihost has made a cluster.
+// isOurs reports whether the labels of a cluster say that multihost made it.
 func isOurs(labels map[string]string) bool { return labels[provision.LabelTool] == provision.ToolName }

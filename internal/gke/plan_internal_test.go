@@ -129,7 +129,7 @@ func TestPlanSaysWhyAPoolIsRemade(t *testing.T) {
 	}
 }
 
-// The plan names a price if the list has one, and says if it has none.
+// The plan shows the list price, or says that the price is unknown.
 func TestPlanShowsTheCost(t *testing.T) {
 	t.Parallel()
 	o := Options{Name: "c", Type: typeNamed(t, "v5litepod-16"), Slices: 2}

@@ -16,11 +16,11 @@ const (
 	resourceTPU = "google.com/tpu"
 	labelTPU    = "cloud.google.com/gke-tpu-accelerator" // label of nodes
 	labelPool   = "cloud.google.com/gke-nodepool"        // label of nodes
-	// readLimit limits retries of a cluster's API when pods are read.
+	// readLimit limits how long calls to a cluster's API are retried.
 	readLimit = 5 * time.Second
 )
 
-// tokens sign requests to a cluster's API with a client's credentials.
+// tokens returns access tokens from a client's credentials, for requests to a cluster's API.
 type tokens struct{ of *gcp.Client }
 
 // Token implements oauth2.TokenSource.

@@ -34,8 +34,8 @@ type Info struct {
 	Pools      []Pool    `json:"node_pools"`
 	Cost       Cost      `json:"cost"`
 
-	// Workloads are the pods that ask for TPU chips, or null if Unread says why they are
-	// not known.
+	// Workloads are the pods that ask for TPU chips. If they cannot be read, Workloads is null
+	// and Unread says why.
 	Workloads []string `json:"workloads"`
 	Unread    string   `json:"workloads_unknown,omitempty"`
 }

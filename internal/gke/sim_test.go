@@ -149,7 +149,7 @@ func TestEveryKindOfPoolIsMade(t *testing.T) {
 	}
 }
 
-// The error explains a node pool without machines. The same command makes it again.
+// The error explains why a node pool has no machines. The same command makes the pool again.
 func TestStockout(t *testing.T) {
 	cloud := simcloud.Start(t, sim.Config{})
 	c := gke.New(cloud.GCP, free)

@@ -45,10 +45,10 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s %q exists and is different: %s", e.Resource, e.Name, describe(e.Differences))
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *MismatchError) Class() gcp.Class { return gcp.AlreadyExists }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *MismatchError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint says how to get the wanted resource, and for a network also how to use the existing
@@ -133,10 +133,10 @@ type MissingError struct{ Network string }
 
 func (e *MissingError) Error() string { return fmt.Sprintf("network %q: not found", e.Network) }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *MissingError) Class() gcp.Class { return gcp.NotFound }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *MissingError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns the command that creates the network.
@@ -158,10 +158,10 @@ func (e *NotOursError) Error() string {
 	return fmt.Sprintf("delete %s %q: not made by multihost (its description is %q)", e.Resource, e.Name, e.Description)
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *NotOursError) Class() gcp.Class { return gcp.Conflict }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *NotOursError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns gcloud's command that deletes the resource.
@@ -186,10 +186,10 @@ func (e *ForeignRulesError) Error() string {
 	return fmt.Sprintf("delete network %q: it has firewall rules that multihost did not make: %s", e.Network, strings.Join(e.Rules, ", "))
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *ForeignRulesError) Class() gcp.Class { return gcp.Conflict }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *ForeignRulesError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns the command that deletes the rules.
@@ -218,10 +218,10 @@ func (e *InUseError) Error() string {
 // Unwrap returns the API's answer.
 func (e *InUseError) Unwrap() error { return e.Err }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *InUseError) Class() gcp.Class { return gcp.Conflict }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *InUseError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint says what to delete first.
@@ -251,10 +251,10 @@ func (e *SlowOperationError) Error() string {
 	return fmt.Sprintf("%s: operation %s still runs after %v", e.What, e.Operation, e.Limit)
 }
 
-// Class is for gcp.ClassOf.
+// Class returns the class for gcp.ClassOf.
 func (e *SlowOperationError) Class() gcp.Class { return gcp.Timeout }
 
-// Fault returns the kind of its class.
+// Fault returns the fault.Kind that belongs to Class.
 func (e *SlowOperationError) Fault() fault.Kind { return e.Class().Fault() }
 
 // Hint returns the command that shows the operation.

@@ -53,9 +53,9 @@ func (c Controller) File() string {
 //go:embed *.json.gz
 var files embed.FS
 
-// Objects returns the objects of c in the order in which Apply makes them. Objects that
-// contain others, or to which others refer, come first. Objects that call the running
-// program come last.
+// Objects returns the objects of c in the order in which Apply makes them. Objects that contain
+// others, or to which others refer, come first. Objects that let the API server call the
+// controller come last.
 func (c Controller) Objects() ([]unstructured.Unstructured, error) {
 	packed, err := files.ReadFile(c.File())
 	if err != nil {

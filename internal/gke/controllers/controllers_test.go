@@ -17,8 +17,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The embedded objects are those of the table's versions. After a change of a version, go
-// generate ./internal/gke/controllers writes them anew.
+// The embedded objects have the versions that All returns. After a change of a version, run go
+// generate ./internal/gke/controllers.
 func TestObjectsAreThoseOfTheVersions(t *testing.T) {
 	t.Parallel()
 	for _, c := range controllers.All() {

@@ -15,16 +15,16 @@ import (
 	"multihost/internal/kube"
 )
 
-// readyLimit limits the time from the installation of a controller to its first answer. In
-// this time the node fetches its image, and the controller makes its certificates.
+// readyLimit limits the time from the installation of a controller to its first answer. In this
+// time a node fetches the image, and the controller makes its certificates.
 const readyLimit = 10 * time.Minute
 
 // A State says what a cluster has of a controller.
 type State struct {
 	Served    bool   // the API server knows its kinds
-	Deployed  bool   // its deployment has the usual place
-	Available bool   // the deployment has a pod that answers
-	Ours      bool   // multihost has made the deployment
+	Deployed  bool   // the deployment exists, with its usual name and namespace
+	Available bool   // the deployment has the condition Available
+	Ours      bool   // multihost has set fields of the deployment
 	Version   string // "v0.11.1"; "": not known
 }
 
@@ -64,7 +64,7 @@ func (c Controller) Judge(s State) (Verdict, string) {
 	return Keep, named + ", which multihost has not installed"
 }
 
-// older reports whether version a is older than b. An unreadable version is not.
+// older reports whether version a is older than b. An unreadable version a is not older.
 func older(a, b string) bool {
 	left, err := version.ParseSemantic(a)
 	if err != nil {
@@ -162,9 +162,9 @@ func condition(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
-// Apply installs a controller, or upgrades multihost's own installation. It does not wait
-// until the controller answers. It does not take over fields that somebody else has set:
-// kube.Conflict then reports true for the error.
+// Apply installs a controller, or upgrades multihost's own installation. It does not wait until
+// the controller answers. It does not take over fields that somebody else has set. kube.Conflict
+// reports true for the error of such a field.
 func (i Installer) Apply(ctx context.Context, c Controller) error {
 	objects, err := c.Objects()
 	if err != nil {
@@ -188,8 +188,8 @@ func (i Installer) Apply(ctx context.Context, c Controller) error {
 	return nil
 }
 
-// ApplyObject makes an object, or gives it the wanted fields. While a controller starts,
-// the server cannot ask it about its objects. ApplyObject then retries.
+// ApplyObject makes an object, or gives it the wanted fields. While a controller starts, its
+// webhooks do not answer. ApplyObject then retries for readyLimit.
 func (i Installer) ApplyObject(ctx context.Context, o unstructured.Unstructured) error {
 	start := i.Clock.Now()
 	for {
@@ -206,8 +206,8 @@ func (i Installer) ApplyObject(ctx context.Context, o unstructured.Unstructured)
 	}
 }
 
-// starting reports whether a server refused an object only because a controller does not
-// answer it yet.
+// starting reports whether the API server refused an object because a controller's webhook does
+// not answer yet.
 func starting(err error) bool {
 	return strings.Contains(err.Error(), "failed calling webhook") || strings.Contains(err.Error(), "conversion webhook")
 }

@@ -19,7 +19,7 @@ const (
 	namespace    = "default"
 )
 
-// Slices are the slices of a cluster, for its queue and XPK's ConfigMaps.
+// Slices describes the slices of a cluster. Objects makes the queue and XPK's ConfigMaps from it.
 type Slices struct {
 	Cluster     string
 	Type        tpu.Type
@@ -29,10 +29,10 @@ type Slices struct {
 	Reservation string
 }
 
-// Objects returns the objects of the queue: the priorities of workloads, the queue with a
-// quota of all chips, and XPK's ConfigMaps. XPK's command workload create reads there what
-// fits into the cluster. kueue is the version of Kueue's kinds: "v1beta2" or "v1beta1". For
-// a cluster without slices, it returns only the priorities.
+// Objects returns the objects of the queue: the priorities of workloads, the queue with a quota
+// of all chips, and XPK's ConfigMaps. XPK's command workload create reads in the ConfigMaps what
+// fits into the cluster. kueue is the version of Kueue's kinds: "v1beta2" or "v1beta1". For a
+// cluster without slices, it returns only the priorities.
 func (s Slices) Objects(kueue string) []unstructured.Unstructured {
 	var all []unstructured.Unstructured
 	add := func(apiVersion, kind, namespace, name string, fields map[string]any) {
@@ -128,8 +128,8 @@ func (i Installer) Compare(ctx context.Context, want unstructured.Unstructured) 
 	return Foreign, nil
 }
 
-// contains reports whether one value, have, has all fields of the other, want, with the
-// same contents. It compares lists item by item.
+// contains reports whether have has all fields of want, with the same contents. A field that want
+// sets to false or {} may be missing in have. Lists are compared item by item.
 func contains(have, want any) bool {
 	switch w := want.(type) {
 	case map[string]any:
