@@ -45,7 +45,7 @@ type Exit struct {
 	Agent     *pod.End // what the agent reported; nil: nothing
 }
 
-// A Cause is a reason for an end that is not the program's own.
+// A Cause says what ended a container, if the program did not end by itself.
 type Cause string
 
 // The causes.
@@ -54,7 +54,7 @@ const (
 	OutOfMemory Cause = "OOMKilled"        // the kernel killed a process of the container
 	Disrupted   Cause = "DisruptionTarget" // the cluster took the pod away: preemption, a node that shuts down
 	Evicted     Cause = "Evicted"          // the node had not enough memory or disk
-	Lost        Cause = "Lost"             // the pod is gone, and nothing says how it ended
+	Lost        Cause = "Lost"             // the pod is gone, and its exit is unknown
 )
 
 // PodOf returns what a pod object says, or false for a pod that is no worker of a workload.
@@ -152,8 +152,9 @@ func exitOf(o *corev1.Pod, name string, t *corev1.ContainerStateTerminated) Exit
 	return e
 }
 
-// worse reports whether e says more about a pod than the exit than. A failure says more
-// than a success, and an early failure more than a later one.
+// worse reports whether e, and not than, is the exit of the pod. A failure is worse than a
+// success. An earlier failure is worse than a later one. A later success is worse than an earlier
+// one.
 func worse(e, than Exit) bool {
 	switch failed := e.Code != 0; {
 	case !than.Known || failed != (than.Code != 0):
@@ -181,7 +182,8 @@ func causeOf(o *corev1.Pod, reason string) (Cause, string) {
 	return NoCause, ""
 }
 
-// whenFailed returns the last change of a pod without statuses of containers.
+// whenFailed returns when a pod without container statuses ended: the time of its newest
+// condition, or else of its creation.
 func whenFailed(o *corev1.Pod) (at time.Time) {
 	for _, c := range o.Status.Conditions {
 		if c.LastTransitionTime.After(at) {
@@ -201,10 +203,10 @@ type Attempt struct {
 	Pods    []Pod // sorted by worker, and those of one worker by age
 }
 
-// Attempts sorts the pods of a workload into attempts, oldest first. Another number of
-// restarts is another attempt. A new attempt also begins when the cluster makes a pod for a
-// worker that had one, and no pod of the earlier attempt is alive. If some are alive, the
-// cluster has only replaced that one pod. Replaced names the workers of such pods.
+// Attempts sorts the pods of a workload into attempts, oldest first. A new attempt begins when
+// the number of restarts changes. It also begins when a worker gets another pod after all pods of
+// the attempt have ended. If some pods are still alive, the cluster has only replaced that one
+// pod. Replaced names the workers of such pods.
 func Attempts(pods []Pod) []Attempt {
 	sorted := slices.Clone(pods)
 	slices.SortFunc(sorted, func(a, b Pod) int {
@@ -255,10 +257,10 @@ type Failure struct {
 	Stopped []tpu.WorkerID // the workers that ended later because of it
 }
 
-// FirstFailure returns the first failure of an attempt, or false if nothing failed. The
-// earliest end counts, by the clocks of the nodes. Clusters report only whole seconds.
-// Within a second, a pod that ended by itself comes before a pod that was being stopped;
-// then the agents' times decide.
+// FirstFailure returns the first failure of an attempt, or false if nothing failed. The earliest
+// end by the clocks of the nodes comes first. A pod whose exit is unknown comes last. Clusters
+// report only whole seconds. Within a second, a pod that ended by itself comes before a pod that
+// was being stopped. Otherwise the agents' times decide.
 func (a Attempt) FirstFailure() (Failure, bool) {
 	var failed []Pod
 	for _, p := range a.Pods {
@@ -305,7 +307,7 @@ func (p Pod) failedAt() time.Time {
 
 // stopped reports whether somebody stopped the pod before its end.
 func (p Pod) stopped() bool {
-	if p.Exit.Cause != NoCause { // the loss of the pod is a failure of its own
+	if p.Exit.Cause != NoCause { // an end with a Cause is a failure of this pod
 		return false
 	}
 	if p.Exit.Agent != nil {
@@ -358,12 +360,12 @@ func (e Exit) String() string {
 	return why + ", " + how
 }
 
-// jobFailure is what the Job controller says about a failed pod, which the cluster may have
-// deleted.
+// jobFailure matches what the Job controller says about a failed pod. The pod may be deleted
+// already.
 var jobFailure = regexp.MustCompile(`^Container (\S+) for pod [^/]+/(\S+) failed with exit code (\d+) matching FailJob rule`)
 
-// JobFailure returns what a failed Job says about the pod that failed, or false. It is for
-// the case that FirstFailure finds no pod.
+// JobFailure returns what a failed Job says about the pod that failed, or false. Call it if
+// FirstFailure finds no pod.
 func JobFailure(job *batchv1.Job) (Pod, bool) {
 	for _, c := range job.Status.Conditions {
 		m := jobFailure.FindStringSubmatch(c.Message)

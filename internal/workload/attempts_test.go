@@ -44,7 +44,7 @@ func object(slice, worker, restart int, change ...func(*corev1.Pod)) *corev1.Pod
 	return o
 }
 
-// exits ends the containers with a code.
+// exits makes a change for object. It ends the containers with a code.
 func exits(code int32, seconds float64, reason, message string) func(*corev1.Pod) {
 	return func(o *corev1.Pod) {
 		o.Status.Phase = corev1.PodFailed
@@ -153,7 +153,7 @@ func TestWhoFailedFirst(t *testing.T) {
 	}
 }
 
-// A pod that has gone without a word counts only if no other pod reports a failure.
+// A pod that vanished without an exit code counts only if no other pod reports a failure.
 func TestAPodThatIsGone(t *testing.T) {
 	t.Parallel()
 	pods := read(t, object(0, 0, 0), object(0, 1, 0))

@@ -34,8 +34,8 @@ const (
 // nodes with chips.
 const ChipResource = "google.com/tpu"
 
-// Where an image has the agent and the script of the preflight, and the folder to which the
-// init container copies both.
+// Paths and names of volumes in a pod. The init container copies AgentFile and PreflightFile from
+// its image to AgentDir.
 const (
 	AgentDir      = "/multihost"              // an emptyDir, which also has the output of the command
 	AgentFile     = "/multihost-agent"        // in an image
@@ -174,8 +174,9 @@ func (s Spec) container(i int, name string) corev1.Container {
 	return c
 }
 
-// numa returns how the command is bound to a NUMA node. Two containers on a node would be
-// bound to the same half of its memory, so that happens only if the user asks for it.
+// numa returns how the agent binds the command to a NUMA node: bind, preferred or off. Two
+// containers of a worker would be bound to the same NUMA node. Therefore the default for two
+// containers is off.
 func (s Spec) numa() string {
 	switch {
 	case s.NUMA != "":
@@ -186,9 +187,9 @@ func (s Spec) numa() string {
 	return "off"
 }
 
-// env returns the variables of a container: the user's, and those from which the agent
-// makes the variables that multihost sets on all kinds of workers. Of several values of a
-// name, the last one counts, because Kubernetes takes each name once.
+// env returns the variables of a container: multihost's own and the user's. From its own, the
+// agent makes the variables that multihost sets on all kinds of workers. If a name has several
+// values, env keeps the last one, because Kubernetes takes each name once.
 func (s Spec) env(local int) []corev1.EnvVar {
 	from := func(name, path string) corev1.EnvVar {
 		return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}}
@@ -231,14 +232,14 @@ func CommandOf(js *jobset.JobSet) string {
 	return ""
 }
 
-// plain returns a text that Kubernetes turns into the given one when it replaces $(NAME)
-// and $$.
+// plain doubles each dollar sign. Kubernetes replaces $(NAME) and $$, and so turns the result
+// back into text.
 func plain(text string) string { return strings.ReplaceAll(text, "$", "$$") }
 
 func (s Spec) limits() corev1.ResourceList {
 	limits := corev1.ResourceList{}
 	for _, r := range s.Resources {
-		limits[corev1.ResourceName(r.Name)], _ = r.quantity() // parsed by Check, so without an error
+		limits[corev1.ResourceName(r.Name)], _ = r.quantity() // Check has parsed it
 	}
 	if chips := s.Chips(); chips > 0 {
 		limits[ChipResource] = *resource.NewQuantity(int64(chips), resource.DecimalSI)

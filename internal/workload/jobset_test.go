@@ -53,7 +53,7 @@ func made(t *testing.T, s workload.Spec) *jobset.JobSet {
 	return js
 }
 
-// numbers matches a list of numbers, which indented JSON writes one a line.
+// numbers matches a list of numbers. Indented JSON writes each number on its own line.
 var numbers = regexp.MustCompile(`\[[\d,\s]+\]`)
 
 // missing appends the fields of want that got lacks or has with another value.
@@ -140,8 +140,8 @@ func TestTheWholeJobSet(t *testing.T) {
 	}
 }
 
-// The disruption rule comes first: a program that ends with 1 when its node goes has not
-// failed by itself.
+// The disruption rule comes first, because a program that exits with 1 when its node shuts down
+// has not failed by itself.
 func TestWhatRestartsAWorkload(t *testing.T) {
 	t.Parallel()
 	rules := made(t, spec(t, "v5litepod-16", func(s *workload.Spec) { s.RestartOn = []int{1, 42, 3} })).Spec.ReplicatedJobs[0].Template.Spec.PodFailurePolicy.Rules
@@ -251,7 +251,7 @@ func TestOneClearErrorForEachFault(t *testing.T) {
 	}
 }
 
-// The agent binds the command only where that is advised.
+// The agent binds the command to a NUMA node only where that is advised.
 func TestWhatTheAgentIsTold(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -272,7 +272,7 @@ func TestWhatTheAgentIsTold(t *testing.T) {
 	}
 }
 
-// The longest allowed name is the longest one whose pods have names of 63 characters.
+// The pods of the workload with the longest allowed name have names of 63 characters.
 func TestTheLongestName(t *testing.T) {
 	t.Parallel()
 	js := made(t, spec(t, "v5litepod-256", func(s *workload.Spec) { s.Name, s.Slices = strings.Repeat("a", 42), 10 }))

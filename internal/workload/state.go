@@ -66,8 +66,8 @@ func EndMessage(js *jobset.JobSet) (text string) {
 	return text
 }
 
-// ended reports whether conditions of this kind mean the end of a JobSet, and one of js is
-// true.
+// ended reports whether js has a true condition of this kind, and the kind means the end of a
+// JobSet.
 func ended(js *jobset.JobSet, kind string) bool {
 	return (kind == string(jobset.JobSetCompleted) || kind == string(jobset.JobSetFailed)) && meta.IsStatusConditionTrue(js.Status.Conditions, kind)
 }

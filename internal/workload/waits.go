@@ -18,7 +18,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Scene is what a cluster shows of a workload that may be waiting.
+// A Scene has the cluster's objects from which Waits finds out why a workload waits.
 type Scene struct {
 	Cluster  string // the cluster's name, if it is of GKE, for commands about it
 	Flags    string // flags that name the cluster in other commands: "--cluster=c"; may be ""
@@ -47,11 +47,12 @@ type Pool struct {
 type Wait struct {
 	Why     string `json:"why"`     // one sentence without a full stop
 	Command string `json:"command"` // what to type
-	Normal  bool   `json:"normal"`  // it passes by itself within minutes
+	Normal  bool   `json:"normal"`  // it usually passes within minutes
 }
 
-// Waits returns why the workload does not run on all its workers, or false if it runs
-// there or has ended. The first cause on the way from the queue to the programs counts.
+// Waits returns why the workload does not run on all its workers, or false if it runs there or
+// has ended. If there are several causes, Waits returns the earliest one on the way from the
+// queue to the running programs.
 func Waits(s Scene) (Wait, bool) {
 	if s.JobSet == nil || s.over() {
 		return Wait{}, false
@@ -82,7 +83,8 @@ func (s Scene) cluster() string {
 	return "multihost cluster show " + s.Cluster
 }
 
-// held returns why Kueue does not look at the workload at all.
+// held returns why the workload does not even wait for quota: it is suspended or deactivated, or
+// Kueue has not queued it yet.
 func (s Scene) held() (Wait, bool) {
 	queue := s.JobSet.Labels[LabelQueue]
 	suspended := s.JobSet.Spec.Suspend != nil && *s.JobSet.Spec.Suspend
@@ -320,7 +322,7 @@ func queuedSince(w kueue.Workload) time.Time {
 	return w.CreationTimestamp.Time
 }
 
-// checked returns which admission check holds up a workload with quota.
+// checked returns the admission check for which a workload with quota still waits.
 func (s Scene) checked() (Wait, bool) {
 	if s.Workload == nil || s.isTrue(kueue.WorkloadAdmitted) {
 		return Wait{}, false
@@ -503,7 +505,7 @@ func (s Scene) selector(label string) string {
 	return ""
 }
 
-// pools returns which state of the node pools leaves workers without a node.
+// pools returns why the node pools have no nodes for the workers who.
 func (s Scene) pools(who string) (Wait, bool) {
 	accelerator, topology := s.selector(labelAccelerator), s.selector(labelTopology)
 	if s.Pools == nil || accelerator == "" {
@@ -550,7 +552,7 @@ func poolCause(message string) string {
 	return sentence(message)
 }
 
-// starting returns what else happens before the command runs on every worker.
+// starting returns what the cluster still does before the command runs on every worker.
 func (s Scene) starting() (Wait, bool) {
 	status := s.command("workload", "status", s.JobSet.Name)
 	want, have := 0, 0
@@ -589,7 +591,7 @@ func (s Scene) starting() (Wait, bool) {
 	return Wait{}, false
 }
 
-// startingPod returns what a node does with a pod before its containers run.
+// startingPod returns what a node does before the containers of a pod run.
 func (s Scene) startingPod(p corev1.Pod) string {
 	for _, trouble := range []string{"FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady"} {
 		if text := s.told(p, trouble, ""); text != "" {
@@ -606,8 +608,8 @@ func (s Scene) startingPod(p corev1.Pod) string {
 // first pod has a node.
 const leaderFirst = "leader pod not yet scheduled"
 
-// refused returns why the cluster refuses to make pods. It returns "" if it does not, or
-// only until the first pod of each slice has a node.
+// refused returns why the cluster refuses to make pods, or "". It ignores refusals that end when
+// the first pod of each slice has a node.
 func (s Scene) refused() string {
 	var newest time.Time
 	text := ""

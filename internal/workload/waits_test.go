@@ -30,7 +30,7 @@ func condition(kind string, status metav1.ConditionStatus, reason, message strin
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: stamp(20)}
 }
 
-// holding returns a workload with the quota of some chips.
+// holding returns a workload that has quota for some chips.
 func holding(name, priority string, value int32, chips int64) kueue.Workload {
 	w := queued(name, priority, value, condition("QuotaReserved", "True", "QuotaReserved", "Quota reserved in ClusterQueue cluster-queue"), condition("Admitted", "True", "Admitted", "The workload is admitted"))
 	w.Status.Admission = &kueue.Admission{ClusterQueue: "cluster-queue", PodSetAssignments: []kueue.PodSetAssignment{{
@@ -257,7 +257,7 @@ func TestWithoutKueueNothingIsQueued(t *testing.T) {
 	}
 }
 
-// Pods of an attempt before a restart do not count for the present one.
+// Pods from before a restart do not count for the present attempt.
 func TestPodsOfTheLastAttemptDoNotCount(t *testing.T) {
 	t.Parallel()
 	js := made(t, spec(t, "v5litepod-16", func(s *workload.Spec) { s.Slices, s.Queue = 1, "" }))

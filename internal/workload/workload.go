@@ -1,6 +1,6 @@
-// Package workload says what a workload is on a Kubernetes cluster: the JobSet with its
-// command, and what the cluster's objects say about it later: its attempts, the pod that
-// failed first, and why it waits. It is pure: it reads and writes no cluster.
+// Package workload makes the JobSet of a workload for a Kubernetes cluster. From the cluster's
+// objects it finds the attempts of a workload, the pod that failed first, and why the workload
+// waits. It does no I/O.
 //
 // A workload has slices, and a slice has workers. Each slice is a Job of the JobSet, and
 // each worker a pod. The label job-index is the slice, job-completion-index the worker.
@@ -11,14 +11,14 @@
 //     wait for and delete each other's workloads.
 //   - The agent of multihost is process 1 of each container. It gets the command as one
 //     argument, so no text of the command is ever part of a script of ours.
-//   - Kubernetes replaces $(NAME) and $$ in arguments and in values of variables. JobSet
-//     doubles each dollar sign, so that the program gets what the user typed.
+//   - Kubernetes replaces $(NAME) and $$ in arguments and in values of variables. This
+//     package doubles each dollar sign, so that the program gets what the user typed.
 //   - A pod that the cluster takes away counts as a failure that a restart repairs,
 //     whatever its exit code. This rule comes before those about exit codes, because a
 //     program may end with 1 when it is told to stop.
-//   - An attempt is more than a number of restarts: if Kueue takes a workload's quota and
-//     gives it back, the number stays. So the function Attempts also distinguishes pods of
-//     one worker by their UID.
+//   - The number of restarts does not identify an attempt: if Kueue takes a workload's quota
+//     and gives it back, the number stays. Therefore a new attempt also begins when a worker
+//     gets another pod after all pods of the attempt have ended.
 package workload
 
 import (
@@ -79,8 +79,8 @@ type Spec struct {
 	// AgentImage is an image with only the agent, from which an init container copies the
 	// agent. "" means that Image has the agent, as package image adds it.
 	AgentImage string
-	Preflight  string // mode of the preflight before the command: apply, require or check; "": none. The agent's image has its script
-	NUMA       string // bind, preferred or off, as in --numa; "": bind for the generations for which that is advised
+	Preflight  string // mode of the preflight: apply, require or check; "": none. Its script is in the agent's image
+	NUMA       string // bind, preferred or off, as in --numa; "": bind or off, whichever is advised for Type
 	PullSecret string // name of the secret for pulling the images; "": none
 	Account    string // service account of the pods; "": the namespace's default
 
@@ -132,9 +132,8 @@ func ParseSelector(texts []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// RestartCodes returns the exit codes that restart every workload that may restart: 42,
-// with which a program asks for it, and those of signals and of commands that bash cannot
-// run.
+// RestartCodes returns the exit codes that restart every workload with MaxRestarts above 0. A
+// program asks for a restart with 42. Codes from 127 mean a missing command or a signal.
 func RestartCodes() []int {
 	codes := []int{42}
 	for code := 127; code <= 255; code++ {
@@ -143,7 +142,7 @@ func RestartCodes() []int {
 	return codes
 }
 
-// A SpecError says why a Spec makes no workload.
+// A SpecError says what is wrong with a Spec.
 type SpecError struct {
 	Text   string
 	Advice string // what to type
@@ -157,7 +156,7 @@ func (e *SpecError) Fault() fault.Kind { return fault.Usage }
 // Hint returns the advice.
 func (e *SpecError) Hint() string { return e.Advice }
 
-// longestName limits the names of Jobs and pods, and the values of labels.
+// longestName limits the names of Jobs and pods, and the values of labels, in characters.
 const longestName = 63
 
 // podSuffix stands for the random end of a pod's name.
@@ -185,8 +184,7 @@ func (s Spec) Host(w tpu.WorkerID) string {
 	return fmt.Sprintf("%s-%s-%d-%d.%s", s.Name, JobName, w.Slice, w.Worker, s.Name)
 }
 
-// Check returns nil if the Spec makes a workload that a cluster can accept, else a
-// *SpecError or a *tpu.NodesError.
+// Check returns what is wrong with the Spec, a *SpecError or a *tpu.NodesError, or nil.
 func (s Spec) Check() error {
 	if s.Type.Name != "" {
 		if _, err := tpu.NodesOf(s.Type); err != nil {
@@ -289,8 +287,8 @@ func (s Spec) checkResources() error {
 	return nil
 }
 
-// checkSelector checks NodeSelector as an API server does, which would name the pod and not
-// the flag.
+// checkSelector checks NodeSelector by the rules of the API server. The server's own error would
+// name the pod and not the flag.
 func (s Spec) checkSelector() error {
 	const advice = "type: --node-selector=cloud.google.com/gke-accelerator=nvidia-h100-80gb"
 	for _, key := range slices.Sorted(maps.Keys(s.NodeSelector)) {
