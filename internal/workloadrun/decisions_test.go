@@ -62,7 +62,7 @@ func TestHowARunEnds(t *testing.T) {
 		{workloads.Outcome{State: workload.Leaving, Stopped: "multihost stop, by ann@desk"}, nil, 143, "run r was stopped: multihost stop, by ann@desk"},
 		{workloads.Outcome{State: workload.Leaving}, nil, 143, "run r was stopped: somebody has deleted its workload"},
 		{workloads.Outcome{State: workload.Leaving}, errors.New("interrupted (SIGINT)"), 143, "run r was stopped: interrupted (SIGINT)"},
-		// It ended while the stop was on its way.
+		// The run ended before the stop reached it.
 		{workloads.Outcome{State: workload.Succeeded}, errors.New("interrupted (SIGINT)"), 0, "run r succeeded on all 4 workers"},
 	} {
 		if got := judge("r", 4, tt.out, tt.why); got != (verdict{tt.code, tt.text}) {

@@ -29,19 +29,19 @@ type following struct {
 	copies   bool // this command copies the logs and keeps the record
 	ids      []tpu.WorkerID
 	base     string        // directory for the logs of the first attempt
-	begin    time.Time     // begin of Follow
-	opened   chan struct{} // gets a token for each output that is opened
+	begin    time.Time     // when Follow began
+	opened   chan struct{} // gets a token when an output is opened
 	workload *workloads.Workload
 
 	rec     *record.Record
 	begun   time.Time         // when the command was first seen to run; zero: never
-	numbers map[int]int       // number of each attempt, by its number in workloads.Follow
+	numbers map[int]int       // our attempt number, by the number that workloads.Follow uses
 	reads   []tpu.WorkerID    // workers of the present attempt whose output was opened
 	first   map[string]string // first container of each log
 	broken  []tpu.WorkerID    // workers whose logs cannot be written here
 }
 
-// do follows the run and tells its end.
+// do follows the run to its end and reports how it ended.
 func (f *following) do(ctx context.Context) (stage.Outcome, error) {
 	run := f.rec.Run
 	f.Of.SetStatus(func(st *stage.Status) {
@@ -87,7 +87,7 @@ func (f *following) do(ctx context.Context) (stage.Outcome, error) {
 	return f.conclude(out, err, why)
 }
 
-// stopper says in the cluster why the run stops.
+// stopper returns the text that tells others who stops the run.
 func (f *following) stopper(why error) string {
 	if f.Stop != "" {
 		return f.Stop
@@ -95,7 +95,7 @@ func (f *following) stopper(why error) string {
 	return why.Error() + " of the command of " + f.Owner
 }
 
-// A stopped error is the reason for which a command of the user has stopped a run.
+// A stopped error says that a command of the user has stopped the run. by describes the command.
 type stopped struct{ by string }
 
 func (e *stopped) Error() string { return e.by }
@@ -104,7 +104,7 @@ func (e *stopped) Error() string { return e.by }
 func (f *following) untilLeave(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
-	go func() { // ends with over
+	go func() { // ends when the caller calls the returned function
 		select {
 		case <-f.Of.Leave:
 			cancel(errors.New("left at once"))
@@ -117,11 +117,11 @@ func (f *following) untilLeave(ctx context.Context) (context.Context, func()) {
 // connectLimit is how long a stop waits for the connections to the pods.
 const connectLimit = 5 * time.Second
 
-// connectPause is longer than most connections to a pod take.
+// connectPause is longer than it usually takes to connect to a pod.
 const connectPause = time.Second
 
-// await waits until the outputs of all running pods are connected, so that a deletion takes
-// no output with it.
+// await waits, for connectLimit at most, until Follow reads the output of all running pods. A
+// deletion before that would lose output.
 func (f *following) await(ctx context.Context) {
 	s, err := f.Cluster.Status(ctx, f.rec.Run)
 	if err != nil || len(s.Attempts) == 0 {
@@ -143,20 +143,20 @@ func (f *following) await(ctx context.Context) {
 			return
 		}
 	}
-	select { // an opened output is connected soon
+	select { // the connection follows soon after the opening
 	case <-f.Of.Clock.After(connectPause):
 	case <-ctx.Done():
 	}
 }
 
-// leave says that the run goes on without this command.
+// leave reports that the run goes on without this command, and returns why.
 func (f *following) leave(why error) (stage.Outcome, error) {
 	f.Of.Sink.Emit(event.Phase{Name: f.phase(), State: event.Done, Detail: "left running"})
 	event.Notef(f.Of.Sink, event.Info, f.later(), "left run %s: the cluster goes on with it", f.rec.Run)
 	return stage.Outcome{Started: true}, why
 }
 
-// later says what the user can type about a run that goes on.
+// later returns a hint: the commands that follow or stop a run that goes on.
 func (f *following) later() string {
 	return "follow it with: multihost attach " + f.rec.Run + "; end it with: multihost stop " + f.rec.Run
 }
@@ -184,7 +184,7 @@ func (f *following) output(attempt int, p workload.Pod, container string) (io.Wr
 	}
 	select {
 	case f.opened <- struct{}{}:
-	default: // await needs only one token
+	default: // the channel is full; await has enough tokens
 	}
 	f.reads = append(f.reads, p.Worker)
 	out := &receiver{f: f, id: p.Worker}
@@ -194,8 +194,8 @@ func (f *following) output(attempt int, p workload.Pod, container string) (io.Wr
 	return out, nil
 }
 
-// open opens the file of a receiver. Without it, the output is only shown. known says that
-// the log of this pod may have begun in an earlier command.
+// open opens the file of a receiver. If that fails, the output is only shown. known says that an
+// earlier command may have begun the log of this pod.
 func (f *following) open(out *receiver, number int, container string, known bool, pod string) {
 	dir := f.dirOf(number)
 	path := record.LogPath(dir, out.id)
@@ -282,10 +282,10 @@ func (f *following) save() {
 	}
 }
 
-// attemptEnded records and shows the end of an attempt after which another one has begun.
+// attemptEnded records and shows the end of an attempt that another one has followed.
 func (f *following) attemptEnded(a workload.Attempt) {
 	number, ok := f.numbers[a.Number]
-	if !ok { // no output of it came here
+	if !ok { // this command has opened no output of the attempt
 		return
 	}
 	e := endOf(a)
@@ -337,8 +337,8 @@ func causeOf(c workload.Cause) stage.Cause {
 	return stage.Application
 }
 
-// conclude records and shows the end of the run. why is the reason for which this command
-// has stopped it, or nil.
+// conclude records and shows the end of the run. why says why this command has stopped the run,
+// or is nil.
 func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outcome, error) {
 	elapsed := f.Of.Clock.Now().Sub(cmp.Or(f.begun, f.begin))
 	if err != nil {
@@ -393,8 +393,8 @@ func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outco
 	return done, nil
 }
 
-// unread returns the workers of the last attempt that had no pod to read. After a stop,
-// workers may have had none.
+// unread returns the workers of the last attempt whose output was never opened. After a stop it
+// returns nil, because some workers may never have had a pod.
 func unread(ids, reads []tpu.WorkerID, out workloads.Outcome) (missing []tpu.WorkerID) {
 	if out.State == workload.Leaving {
 		return nil
@@ -426,8 +426,8 @@ type verdict struct {
 	text string
 }
 
-// judge says how a run on a number of workers ended. why is the reason for which this
-// command has stopped it, or nil.
+// judge says how a run on a number of workers ended. why says why this command has stopped the
+// run, or is nil.
 func judge(run string, workers int, out workloads.Outcome, why error) verdict {
 	switch {
 	case out.State == workload.Succeeded:
@@ -449,7 +449,7 @@ type receiver struct {
 	id       tpu.WorkerID
 	file     *os.File // nil: the output is only shown
 	size     int64
-	goesOn   bool                  // the output follows what the file has
+	goesOn   bool                  // the output continues the file
 	arrivals *record.ArrivalWriter // nil: the times are not stored
 }
 
@@ -466,12 +466,12 @@ func (r *receiver) Held() (io.ReadCloser, error) {
 	return io.NopCloser(io.NewSectionReader(r.file, 0, size)), nil
 }
 
-// Write stores and shows output. An error ends the copy: the view would show output whose
-// copy is not complete.
+// Write stores and shows output. An error ends the copy, so that nothing is shown that the file
+// lacks.
 func (r *receiver) Write(p []byte) (n int, err error) {
 	n = len(p)
 	if r.file != nil {
-		if !r.goesOn && r.size == 0 { // the node has sent the output from its beginning on
+		if !r.goesOn && r.size == 0 { // the node sends the output from its beginning
 			if err := r.file.Truncate(0); err != nil {
 				return 0, err
 			}

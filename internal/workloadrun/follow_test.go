@@ -22,8 +22,8 @@ import (
 	"multihost/internal/workloads"
 )
 
-// A signal may come just after the workload was made. It means the same as later: the run
-// goes on, or its workload is deleted.
+// A signal just after the workload was made has the same effect as a later one: the run goes on,
+// or Follow deletes its workload.
 func TestASignalBeforeTheFirstLook(t *testing.T) {
 	t.Parallel()
 	s, err := kubeapi.New(kubeapi.Config{Dir: testkit.SharedDir(t)})

@@ -11,8 +11,8 @@ import (
 	"multihost/internal/workloads"
 )
 
-// Logs prints the output of one worker in the newest attempt, from the cluster. It is for
-// runs whose logs are not whole on this machine.
+// Logs prints the output of one worker in the newest attempt, from the cluster. Use it if the
+// logs on this machine are not complete.
 func Logs(ctx context.Context, d Deps, name string, o logs.LogOptions, w logs.LogSink) error {
 	for _, of := range []struct {
 		flag string
@@ -34,7 +34,7 @@ func Logs(ctx context.Context, d Deps, name string, o logs.LogOptions, w logs.Lo
 	return err
 }
 
-// lines passes output on, or only its last lines.
+// lines passes all output on, or keeps the last lines until flush.
 type lines struct {
 	to   logs.LogSink
 	id   tpu.WorkerID
@@ -60,7 +60,7 @@ func (l *lines) flush() error {
 	return l.to.Flush()
 }
 
-// lastLines returns the last n lines of a text. The last one may lack its end.
+// lastLines returns the last n lines of a text. The last line may have no newline.
 func lastLines(text []byte, n int) []byte {
 	if n == 0 {
 		return nil

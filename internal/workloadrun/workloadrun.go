@@ -6,12 +6,12 @@
 //
 //   - The name of the workload is the name of the run. The UID of its JobSet tells two runs
 //     of one name apart.
-//   - An attempt has the number of restarts plus one, as MULTIHOST_ATTEMPT says, unless an
-//     earlier attempt has that number: if Kueue takes the quota and gives it back, the
-//     number of restarts stays. The record has the UIDs of an attempt's pods, so that each
-//     command on this machine uses the same numbers.
-//   - Of several commands that follow a run on this machine, one copies the logs. It has a
-//     lock. The others only show the output.
+//   - An attempt usually has the number of restarts plus one, as MULTIHOST_ATTEMPT says. If
+//     Kueue takes the quota and gives it back, the number of restarts stays. The new attempt
+//     then gets the next free number. The record has the UIDs of an attempt's pods, so that
+//     each command on this machine uses the same numbers.
+//   - If several commands on this machine follow a run, the one with the lock copies the logs.
+//     The others only show the output.
 //   - A stop deletes the workload, because a cluster has no other end for it. A deletion
 //     would also delete the end of the output, so the command first connects to the pods.
 package workloadrun
@@ -33,18 +33,18 @@ import (
 	"multihost/internal/workloads"
 )
 
-// Deps holds what commands on such runs work with.
+// Deps holds what all functions of this package need.
 type Deps struct {
 	*record.Keeper
 	Cluster *workloads.Cluster
 	At      record.Cluster // the same cluster, for the record
-	Project string         // of the cluster; "": unknown
+	Project string         // project of the cluster; "": unknown
 	Zone    string
 }
 
 // Options say how a run is followed.
 type Options struct {
-	Ours   bool   // this command has made the workload, so that a signal without an answer ends the run
+	Ours   bool   // this command made the workload; if the user does not answer the Ctrl-C prompt, the run ends
 	LogDir string // directory for the logs; "": that of the run
 	Stop   string // why the run is to be stopped at once; "": it is not
 }
@@ -53,14 +53,14 @@ type Options struct {
 // has ended has the same status.
 const StoppedCode = 128 + 15
 
-// Find returns the workload of a run. It returns nil if the cluster has none, and this
-// machine does not know the run as a workload of the cluster either.
+// Find returns the workload and the record of a run. w is nil if the cluster has no such
+// workload. rec is nil if this machine has no record of the run as a workload.
 func Find(ctx context.Context, d Deps, name string) (w *workloads.Workload, rec *record.Record, err error) {
 	rec, err = record.LoadRecord(d.StateDir, name)
 	if err != nil {
 		return nil, nil, err
 	}
-	if rec != nil && rec.Workload == "" && rec.Cluster != nil { // it is a run on held slices
+	if rec != nil && rec.Workload == "" && rec.Cluster != nil { // the run is on held slices
 		return nil, nil, nil
 	}
 	if rec != nil && rec.Workload == "" {
@@ -70,8 +70,8 @@ func Find(ctx context.Context, d Deps, name string) (w *workloads.Workload, rec 
 	return w, rec, err
 }
 
-// Check returns an error if this machine cannot keep a new run: its record is about another
-// kind of run that has not ended, or the directory for its logs has logs of another run.
+// Check returns an error if this machine cannot keep a new run of this name. Either another kind
+// of run with this name has not ended, or the directory for the logs has logs of another run.
 func Check(d Deps, name string, o Options) error {
 	old, err := record.LoadRecord(d.StateDir, name)
 	if err != nil {
@@ -91,8 +91,8 @@ func Check(d Deps, name string, o Options) error {
 	return rec.Unused()
 }
 
-// Keep records a run that nobody follows yet, so that commands on this machine find it by
-// its name.
+// Keep writes the record of a run that nobody follows yet. Commands on this machine then find the
+// run by its name.
 func Keep(ctx context.Context, d Deps, name string, o Options) error {
 	w, rec, err := Find(ctx, d, name)
 	if err != nil || w == nil {
@@ -102,8 +102,8 @@ func Keep(ctx context.Context, d Deps, name string, o Options) error {
 }
 
 // Follow follows a run to its end. Each worker's output goes to a file of the run and to the
-// sink. The outcome has the status of the command. If ctx ends, the run goes on, unless the
-// cause says that it is to be stopped: then Follow stops it and sees its end.
+// sink. The outcome has the status of the command. If ctx ends, the run goes on, unless the cause
+// of ctx asks for a stop. Follow then stops the run and waits for its end.
 func Follow(ctx context.Context, d Deps, name string, o Options) (out stage.Outcome, err error) {
 	w, rec, err := Find(ctx, d, name)
 	if err != nil && ctx.Err() != nil && o.Ours { // a signal has come since the workload was made
@@ -140,19 +140,18 @@ func Follow(ctx context.Context, d Deps, name string, o Options) (out stage.Outc
 	return f.do(ctx)
 }
 
-// findLimit is how long the look for a workload may take that a signal must not leave
-// without a word.
+// findLimit limits how long Follow looks for its new workload after a signal.
 const findLimit = 10 * time.Second
 
-// findAnyhow does what Find does although ctx has ended.
+// findAnyhow calls Find although ctx has ended.
 func findAnyhow(ctx context.Context, d Deps, name string) (*workloads.Workload, *record.Record, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), findLimit)
 	defer cancel()
 	return Find(ctx, d, name)
 }
 
-// base returns the directory for the logs of the first attempt of a run. The others have
-// theirs below it.
+// base returns the directory for the logs of the first attempt of a run. The directories of later
+// attempts are below it.
 func (d Deps) base(rec *record.Record, o Options) string {
 	if o.LogDir != "" {
 		return o.LogDir
@@ -186,7 +185,7 @@ func (d Deps) recordOf(w *workloads.Workload, old *record.Record, o Options) *re
 	return rec
 }
 
-// ended tells the end of a run that this machine has seen.
+// ended reports the end of a run from its record.
 func (d Deps) ended(rec *record.Record) stage.Outcome {
 	out := stage.Outcome{Code: rec.Code, Started: true, PartLogs: rec.Cut}
 	sum := event.Summary{Run: rec.Run, Attempt: rec.Attempt, OK: rec.Code == 0, ExitCode: out.Status(), CommandCode: rec.Code, LogDir: rec.LogDir,
@@ -201,8 +200,8 @@ func (d Deps) ended(rec *record.Record) stage.Outcome {
 	return out
 }
 
-// own takes the lock on the copies of a run's logs, until release is called or the process
-// ends. owned is false if another process has the lock.
+// own takes the lock for copying a run's logs. The lock ends with release or with the process.
+// owned is false if another process has the lock.
 func (d Deps) own(run string) (release func(), owned bool, err error) {
 	dir := record.RunDir(d.StateDir, run)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -219,8 +218,8 @@ func (d Deps) own(run string) (release func(), owned bool, err error) {
 	return func() { file.Close() }, !taken, nil
 }
 
-// Stop ends a run and returns when none of its pods is left. The end of its output comes to
-// this machine first.
+// Stop copies the output of a run to this machine, ends the run, and returns when its pods are
+// gone.
 func Stop(ctx context.Context, d Deps, name string) error {
 	w, rec, err := Find(ctx, d, name)
 	switch {
@@ -239,10 +238,10 @@ func Stop(ctx context.Context, d Deps, name string) error {
 	return err
 }
 
-// numberOf returns the number of the attempt of a pod of a workload, after the attempts
-// past. taken are the numbers of the workload's other attempts. A pod that nobody here has
-// seen belongs to the workload's last attempt if that has no pod of its worker yet: an
-// earlier command may have ended before this pod wrote.
+// numberOf returns the attempt number of a pod. past are the recorded attempts. taken are the
+// numbers that this command has already given. A pod that is not recorded belongs to the
+// workload's last recorded attempt if that attempt has no pod of the worker yet, because an
+// earlier command may have ended before this pod wrote. Otherwise the pod gets a new number.
 func numberOf(past []record.PastAttempt, workload string, p workload.Pod, taken []int) int {
 	worker, next, last := p.Worker.String(), p.Restart+1, -1
 	for i, a := range past {

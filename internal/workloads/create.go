@@ -17,8 +17,8 @@ import (
 // A Request asks for a workload.
 type Request struct {
 	Spec workload.Spec // with the Image that the user named
-	// Image returns the image for the pods, named by its digest. It is called once the
-	// server has accepted the rest. Nil means the image of Spec.
+	// Image returns the image for the pods, with its digest. Create calls Image after the server
+	// has accepted the rest of the request. If Image is nil, the pods get the image of Spec.
 	Image func(ctx context.Context) (string, error)
 
 	// NamedQueue and NamedPriority say that the user has chosen the queue or the priority.
@@ -26,7 +26,7 @@ type Request struct {
 	// default priority.
 	NamedQueue, NamedPriority bool
 
-	ID     string // id of this request, so that a repeated Create knows its own workload; required
+	ID     string // id of this request, by which a repeated Create finds its own workload; required
 	DryRun bool   // the server checks the workload and keeps nothing; Image is not called
 }
 
@@ -106,8 +106,8 @@ func (c *Cluster) exists(name string) error {
 	return &ExistsError{name, "see it, or delete it: " + c.command("workload", "status", name) + ", " + c.command("workload", "delete", name)}
 }
 
-// prepare looks for the queue and the priority class, which the server would miss only when
-// it makes pods.
+// prepare checks that the queue and the priority class exist. The server itself would check that
+// only when it makes pods.
 func (c *Cluster) prepare(ctx context.Context, r *Request) error {
 	if r.Spec.Namespace == "" {
 		r.Spec.Namespace = c.Client.Namespace()

@@ -15,8 +15,8 @@ func (c *Cluster) Exec(ctx context.Context, p *corev1.Pod, command []string) (in
 	return c.exec(ctx, p, p.Spec.Containers[0].Name, command, io.Discard, io.Discard)
 }
 
-// Explain makes Follow's regular report of why the workload does not run. The last report was
-// why.
+// Explain makes Follow's regular report of why the workload does not run. why is the text of the
+// last report.
 func (c *Cluster) Explain(ctx context.Context, js *jobset.JobSet, why string) {
 	f := &following{Cluster: c, js: js, why: why}
 	f.look(ctx)

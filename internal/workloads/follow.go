@@ -20,24 +20,24 @@ import (
 
 // FollowOptions say where output goes.
 type FollowOptions struct {
-	// Output opens the receiver of a container's output in an attempt. The first attempt is
-	// 1. Follow opens each receiver once and closes it. A receiver that is a Holder gets only
-	// what it lacks. If Output is nil, Follow copies no output.
+	// Output opens the receiver of a container's output in an attempt. The first attempt is 1.
+	// Follow opens each receiver once and closes it. If the receiver is a Holder, Follow writes
+	// only what the receiver lacks. If Output is nil, Follow copies no output.
 	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
-	// Ended is told of an attempt when the next one begins. It may be nil.
+	// Ended is called with an attempt when the next attempt begins. Ended may be nil.
 	Ended func(workload.Attempt)
-	// Look is how often Follow asks why the workload does not run. 0 means 10 seconds. The
-	// first time is after two seconds at most.
+	// Look is the time between two checks why the workload does not run. 0 means 10 seconds. The
+	// first check is after two seconds at most.
 	Look time.Duration
 	// Settle is how long output may still come after the end of the workload. 0 means one
 	// minute.
 	Settle time.Duration
 }
 
-// A Holder is a receiver of output that has the beginning of the output already, from an
-// earlier command.
+// A Holder is a receiver that already has the beginning of the output from an earlier command.
 type Holder interface {
-	// Held opens what the receiver has. Follow closes it before it writes.
+	// Held opens the output that the receiver has. Follow closes the reader before it writes to
+	// the receiver.
 	Held() (io.ReadCloser, error)
 }
 
@@ -69,8 +69,9 @@ func (o Outcome) OfLast() (gaps []Gap) {
 	return gaps
 }
 
-// Code returns the exit status of a workload: that of the first failure of the last
-// attempt, 1 if that is unknown, and 0 only if the workload succeeded.
+// Code returns the exit status of a workload. If the workload succeeded, Code returns 0.
+// Otherwise it returns the exit status of the first failure of the last attempt, or 1 if that is
+// unknown.
 func (o Outcome) Code() int {
 	switch {
 	case o.State == workload.Succeeded:
@@ -113,7 +114,7 @@ type following struct {
 	pods       map[string]*followed // by UID
 	copies     int                  // number of copies in progress
 	incomplete []Gap
-	attempts   int    // number of attempts whose output has begun
+	attempts   int    // number of the newest attempt whose output has begun
 	why        string // why the workload waits, as last reported
 	restarts   int    // number of restarts, as last reported
 	deleted    bool
@@ -176,11 +177,11 @@ func (f *following) run(ctx context.Context) (Outcome, error) {
 	}
 }
 
-// endsLimit is how long Follow waits, once it has all output, until the cluster says how
-// the pods ended. The end of the workload may be known before.
+// endsLimit limits how long Follow, after the last output, waits for the ends of the pods. The
+// cluster may report the end of the workload before those.
 const endsLimit = 10 * time.Second
 
-// allEnded reports whether the end of each pod is known whose output was copied.
+// allEnded reports whether each pod whose output was copied is known to have ended.
 func (f *following) allEnded() bool {
 	for _, p := range f.pods {
 		if p.copying && p.pod.Ended.IsZero() {
@@ -248,7 +249,8 @@ func (f *following) most() int {
 	return int(f.js.Spec.FailurePolicy.MaxRestarts)
 }
 
-// because returns who failed first in the attempts of a restart, for a message.
+// because returns ": " and the first failure after the given number of restarts, for a message,
+// or "".
 func (f *following) because(restart int) string {
 	for _, a := range slices.Backward(workload.Attempts(f.history())) {
 		if failure, ok := a.FirstFailure(); ok && a.Restart == restart {
@@ -293,8 +295,8 @@ func (f *following) saw(ctx context.Context, o *corev1.Pod, gone bool) {
 	}
 }
 
-// attemptOf returns the number of the attempt of a pod. It tells Ended of the attempt before
-// a new one.
+// attemptOf returns the number of the attempt of a pod. If the attempt is new, it calls Ended
+// with the attempt before.
 func (f *following) attemptOf(uid string) int {
 	all := workload.Attempts(f.history())
 	for i, a := range all {
@@ -309,7 +311,7 @@ func (f *following) attemptOf(uid string) int {
 		}
 		return a.Number
 	}
-	return 1 // cannot be: the pod is in the history
+	return 1 // cannot happen: the pod is in the history
 }
 
 // copy copies the output of a container until it has ended.
@@ -334,8 +336,8 @@ func (f *following) copy(ctx context.Context, o *corev1.Pod, p workload.Pod, con
 	})
 }
 
-// last reads the remaining pods at the end of the workload: the watch of pods may be behind
-// that of the JobSet.
+// last reads the pods once more at the end of the workload, because the watch of pods may be
+// behind the watch of the JobSet.
 func (f *following) last(ctx context.Context) error {
 	pods, err := f.Cluster.pods(ctx, f.js.Name)
 	for i := range pods {
@@ -389,7 +391,7 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 			return o, nil
 		}
 	}
-	// The pod that failed may have gone. Its Job has the reason.
+	// The pod that failed may be deleted. Its Job still says how it failed.
 	p, err := f.failedFirst(ctx, f.js)
 	if p != nil {
 		o.Failure = &workload.Failure{Pod: *p}
@@ -397,7 +399,7 @@ func (f *following) outcome(ctx context.Context) (Outcome, error) {
 	return o, err
 }
 
-// String describes an outcome, as a verdict.
+// String describes an outcome in one line.
 func (o Outcome) String() string {
 	switch {
 	case o.State == workload.Leaving && o.Stopped != "":

@@ -97,7 +97,8 @@ func TestFollowToSuccess(t *testing.T) {
 	}
 }
 
-// Output may come after the end of the workload. The command runs on no worker then.
+// Output may still come after the workload has ended. Follow must not report then that the
+// command runs.
 func TestNobodyIsToldThatAnEndedCommandRuns(t *testing.T) {
 	t.Parallel()
 	c, s, said := cluster(t)
@@ -203,7 +204,8 @@ func TestFollowAWorkloadThatIsDeleted(t *testing.T) {
 	}
 }
 
-// Whoever follows a workload learns who has stopped it. A newer workload of its name stays.
+// Follow reports who has stopped the workload. Stop does not delete a newer workload of the same
+// name.
 func TestStopSaysWho(t *testing.T) {
 	t.Parallel()
 	c, s, _ := cluster(t)
@@ -228,7 +230,7 @@ func TestStopSaysWho(t *testing.T) {
 	}
 }
 
-// If the follower goes, the workload runs on.
+// If Follow is canceled, the workload runs on.
 func TestAFollowerThatGoes(t *testing.T) {
 	t.Parallel()
 	c, s, _ := cluster(t)
@@ -251,8 +253,8 @@ func TestAFollowerThatGoes(t *testing.T) {
 	}
 }
 
-// The cluster's API goes away and comes back, and connections to pods break. No byte is
-// lost or comes twice.
+// The cluster's API goes away and comes back, and connections to pods break. Each byte arrives
+// exactly once.
 func TestFollowThroughAnOutage(t *testing.T) {
 	t.Parallel()
 	c, s, said := cluster(t)

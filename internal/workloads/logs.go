@@ -34,10 +34,9 @@ type LogOptions struct {
 	Follow    bool   // wait for a pod, and then for more output until the container has ended
 }
 
-// Logs writes the output of a worker in the newest attempt. With Follow, if the pod has the
-// agent and still runs, Logs writes the exact bytes of the command, and a broken connection
-// loses none. Otherwise it writes what the node keeps. The node may have dropped the
-// beginning.
+// Logs writes the output of a worker in the newest attempt. With Follow, if the pod has the agent
+// and still runs, Logs writes the exact bytes of the command, even if a connection breaks.
+// Otherwise Logs writes the output that the node keeps. The node may have dropped the beginning.
 func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writer) error {
 	js, err := c.get(ctx, name)
 	if err != nil {
@@ -78,8 +77,8 @@ func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.C
 // errFound ends a watch.
 var errFound = errors.New("found")
 
-// newest returns the newest pod of a worker. With Follow it waits for one whose command has
-// started, until the workload has ended.
+// newest returns the newest pod of a worker. With Follow it waits until a pod's command has
+// started or the workload has ended.
 func (c *Cluster) newest(ctx context.Context, js *jobset.JobSet, o LogOptions) (*corev1.Pod, error) {
 	absent := &AbsentError{Text: fmt.Sprintf("workload %q has no pod for %s", js.Name, o.Worker), Advice: "why, says: " + c.command("workload", "status", js.Name), kind: fault.Unavailable}
 	if count, workers, _ := workload.Shape(js); o.Worker.Slice >= count || o.Worker.Worker >= workers {
@@ -106,8 +105,8 @@ func (c *Cluster) newest(ctx context.Context, js *jobset.JobSet, o LogOptions) (
 	return found, nil
 }
 
-// awaitPod waits for a pod of a worker whose command has started. It returns nil if the
-// workload ends or goes without one.
+// awaitPod waits until the command has started in a pod of a worker. If the workload ends or is
+// deleted before, awaitPod returns nil.
 func (c *Cluster) awaitPod(ctx context.Context, js *jobset.JobSet, worker tpu.WorkerID) (found *corev1.Pod, err error) {
 	watching, stop := context.WithCancelCause(ctx)
 	var owned sync.WaitGroup
@@ -169,11 +168,12 @@ func hasAgent(c *corev1.Container) bool {
 	return len(c.Command) > 1 && strings.HasSuffix(c.Command[0], workload.AgentFile) && c.Command[1] == "pod"
 }
 
-// againAfter is how long tail waits before it connects again.
+// againAfter is how long tail waits before it reconnects.
 const againAfter = time.Second
 
-// tail writes the exact output of a running container. After a break it continues behind
-// the last byte. At the end it tells the agent, which waits for that.
+// tail writes the exact output of a running container. After a broken connection it continues
+// behind the last byte. At the end it tells the agent that all bytes have arrived. The agent
+// waits for that before it ends.
 func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Container, out *counted) error {
 	agent := append(slices.Clone(container.Command[:1]), "pod")
 	for {
@@ -185,7 +185,7 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err == nil && code == 0:
-			// Nobody waits for an answer: without it the agent ends a little later.
+			// An error does no harm: without the ack the agent ends a little later.
 			_, err := c.exec(ctx, p, container.Name, append(slices.Clone(agent), "ack", strconv.FormatInt(out.n, 10)), io.Discard, io.Discard)
 			if err != nil {
 				event.Notef(c.Sink, event.Debug, "", "cannot tell pod %s that its output has arrived: %v", p.Name, err)
@@ -208,8 +208,8 @@ func (c *Cluster) tail(ctx context.Context, p *corev1.Pod, container *corev1.Con
 	}
 }
 
-// unreachable reports whether a connection broke or was refused. That may be an outage, so
-// tail does not ask whether the pod has ended.
+// unreachable reports whether a connection broke or was refused. Because that may be an outage,
+// tail then does not ask whether the pod has ended.
 func unreachable(err error) bool {
 	var network net.Error
 	return errors.Is(err, kube.ErrCut) || errors.As(err, &network)
@@ -228,9 +228,9 @@ func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, ove
 	return now, now.Status.Phase == corev1.PodFailed || now.Status.Phase == corev1.PodSucceeded
 }
 
-// rest writes what is missing of the output of an ended pod, from what its node keeps. rest
-// uses the node's text only if it begins with the bytes read before, because the node may
-// have dropped the beginning. The hash that the agent reported proves the end.
+// rest completes the output of an ended pod from the log that the node keeps. The node may have
+// dropped the beginning. Therefore rest uses the log only if it begins with the bytes that out
+// has. The hash that the agent reported proves that the output is complete.
 func (c *Cluster) rest(ctx context.Context, p *corev1.Pod, container string, out *counted) error {
 	incomplete := func(why string) error {
 		return &AbsentError{Text: fmt.Sprintf("the output is not complete behind byte %d: the pod has ended, and %s", out.n, why), kind: fault.Unavailable}
@@ -293,7 +293,7 @@ func (c *Cluster) exec(ctx context.Context, p *corev1.Pod, container string, com
 	return s.Receive(stdout, stderr)
 }
 
-// counted counts what a writer took.
+// A counted counts and hashes the bytes that a writer has taken.
 type counted struct {
 	w    io.Writer
 	n    int64
@@ -301,7 +301,8 @@ type counted struct {
 	hash hash.Hash // hash of what it took
 }
 
-// newCounted counts what w takes, together with what w holds.
+// newCounted returns a counted for w. If w is a Holder, the counted starts with the bytes that w
+// holds.
 func newCounted(w io.Writer) (*counted, error) {
 	c := &counted{w: w, hash: sha256.New()}
 	h, ok := w.(Holder)

@@ -4,13 +4,13 @@
 //
 // # Decisions
 //
-//   - The cluster knows a workload by its JobSet. Everything else follows from it: pods by
-//     their label, Kueue's object by its owner, events by the objects that they are about.
-//   - Create first looks for the queue and the priority class, which the server would miss
-//     only when it makes pods. Then it asks the server to check the JobSet. Only after that
-//     does it push an image.
-//   - If a cluster has no Kueue, or a user may read only one namespace, less is known, and
-//     nothing fails.
+//   - A workload is its JobSet. The other objects are found from the JobSet: pods by their
+//     label, Kueue's object by its owner, events by the objects that they are about.
+//   - Create first checks that the queue and the priority class exist, because the server
+//     checks that only when it makes pods. Then it asks the server to check the JobSet.
+//     Only after that does it push an image.
+//   - If a cluster has no Kueue, or a user may read only one namespace, commands show less
+//     and do not fail.
 package workloads
 
 import (
@@ -94,7 +94,7 @@ func noJobSet(err error) error {
 	return &AbsentError{Text: "the cluster has no JobSet, which workloads need", Advice: "install it with: multihost cluster create", kind: fault.Configuration, err: err}
 }
 
-// A Workload is what its JobSet says of a workload.
+// A Workload describes a workload, from its JobSet.
 type Workload struct {
 	Name    string
 	UID     string // of the JobSet
@@ -131,8 +131,8 @@ type Row struct {
 	Nodes     string         `json:"nodes,omitempty"`
 	Priority  string         `json:"priority,omitempty"`
 	Queue     string         `json:"queue,omitempty"`
-	// Ahead is how many workloads come before it in its queue, or null if it does not wait
-	// for quota.
+	// Ahead is how many workloads come before this one in its queue. It is null if the workload
+	// does not wait for quota.
 	Ahead    *int       `json:"ahead"`
 	Restarts int        `json:"restarts"`
 	Created  time.Time  `json:"created"`
@@ -189,8 +189,8 @@ type queues struct {
 	local     []kueue.LocalQueue
 }
 
-// queued reads Kueue's objects of all namespaces, because workloads of all of them share
-// quota. If the user may not do that, it reads those of the namespace of c.Client.
+// queued reads Kueue's objects of all namespaces, because namespaces share quota. If the user may
+// not do that, it reads those of the namespace of c.Client.
 func (c *Cluster) queued(ctx context.Context) (q queues, err error) {
 	for _, namespace := range []string{kube.Everywhere, ""} {
 		if q.workloads, _, err = kube.Workloads.In(c.Client, namespace).List(ctx, kube.ListOptions{}); err == nil {
@@ -252,7 +252,7 @@ func (q queues) quota(w *kueue.Workload) string {
 // A Status is all that is known of a workload.
 type Status struct {
 	Row
-	Wait     *workload.Wait `json:"wait"` // why it does not run; null: it does, or has ended
+	Wait     *workload.Wait `json:"wait"` // why it does not run; null: it runs or has ended
 	Attempts []Attempt      `json:"attempts"`
 	Message  string         `json:"message,omitempty"` // what the cluster says about its end
 }
@@ -395,7 +395,8 @@ func podRow(p workload.Pod) Pod {
 	return r
 }
 
-// blame adds what the failed Job says, if the pod that failed has gone.
+// blame adds the failure that the Jobs report, if no attempt after the last restart has one. The
+// pod that failed may be deleted.
 func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error {
 	for _, a := range s.Attempts {
 		if a.Failure != "" && a.Restart == int(js.Status.Restarts) {
@@ -410,8 +411,8 @@ func (c *Cluster) blame(ctx context.Context, js *jobset.JobSet, s *Status) error
 	return err
 }
 
-// failedFirst returns what the Jobs of a workload say of the pod that failed first. It
-// returns nil if they do not say it, or if the user may not read them.
+// failedFirst returns what the Jobs of a workload say of the pod that failed first. It returns
+// nil if no Job names a pod, or if the user may not read Jobs.
 func (c *Cluster) failedFirst(ctx context.Context, js *jobset.JobSet) (first *workload.Pod, err error) {
 	jobs, _, err := kube.Jobs.In(c.Client, "").List(ctx, podsOf(js.Name))
 	if err != nil && fault.Of(err) != fault.Permission {
@@ -425,8 +426,8 @@ func (c *Cluster) failedFirst(ctx context.Context, js *jobset.JobSet) (first *wo
 	return first, nil
 }
 
-// Delete deletes workloads, all of which must exist, and returns when they and their pods
-// have gone. If one does not exist, it deletes none.
+// Delete deletes workloads, and returns when they and their pods are gone. If one of them does
+// not exist, Delete deletes none.
 func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 	var all []*jobset.JobSet
 	for _, name := range names {
@@ -451,11 +452,12 @@ func (c *Cluster) Delete(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// annotationStopped says who stops a workload, while its pods end.
+// annotationStopped is the annotation that says who stops a workload.
 const annotationStopped = "multihost/stopped-by"
 
-// Stop says for all who follow a workload who stops it, and deletes it. It returns when its
-// pods have gone. Another workload of the same name stays.
+// Stop writes by into the JobSet, for everybody who follows the workload, and deletes the
+// workload. It returns when the pods are gone. It does not delete another workload of the same
+// name.
 func Stop(ctx context.Context, c *Cluster, w *Workload, by string) error {
 	switch now, err := c.Find(ctx, w.Name); {
 	case err != nil:
@@ -464,14 +466,14 @@ func Stop(ctx context.Context, c *Cluster, w *Workload, by string) error {
 		return nil
 	}
 	patch := map[string]any{"metadata": map[string]any{"uid": w.UID, "annotations": map[string]any{annotationStopped: by}}}
-	if _, err := c.jobsets().Merge(ctx, w.Name, patch, kube.WriteOptions{}); err != nil { // the user may delete, but not change it
+	if _, err := c.jobsets().Merge(ctx, w.Name, patch, kube.WriteOptions{}); err != nil { // the user may delete it, but perhaps not change it
 		event.Notef(c.Sink, event.Debug, "", "cannot say who stops workload %s: %v", w.Name, err)
 	}
 	return c.Delete(ctx, w.Name)
 }
 
-// outage returns a function that reports outages of a watch. meanwhile follows what the
-// cluster does not answer about.
+// outage returns a function that reports outages of a watch. meanwhile is text for the end of the
+// warning, or "".
 func (c *Cluster) outage(what, meanwhile string) func(error) {
 	return func(err error) {
 		if err != nil {
@@ -485,7 +487,7 @@ func (c *Cluster) outage(what, meanwhile string) func(error) {
 // errGone ends a watch.
 var errGone = errors.New("gone")
 
-// gone waits until a JobSet has gone. Foreground deletion keeps it until its pods have.
+// gone waits until a JobSet is gone. With foreground deletion, its pods are then gone too.
 func (c *Cluster) gone(ctx context.Context, js *jobset.JobSet) error {
 	err := c.jobsets().Watch(ctx, kube.WatchOptions{ListOptions: named(js), Away: c.outage("the workload", "")}, there(js, new(false)))
 	if errors.Is(err, errGone) {
@@ -509,8 +511,8 @@ func named(js *jobset.JobSet) kube.ListOptions {
 	return kube.ListOptions{Fields: "metadata.name=" + js.Name}
 }
 
-// there returns a function for a watch, which ends the watch when the JobSet has gone. It
-// sets seen when it sees the JobSet.
+// there returns a callback for a watch. The callback ends the watch with errGone when the JobSet
+// is gone. It sets seen when it sees the JobSet.
 func there(js *jobset.JobSet, seen *bool) func(kube.Change[jobset.JobSet]) error {
 	return func(change kube.Change[jobset.JobSet]) error {
 		switch {

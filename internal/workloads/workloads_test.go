@@ -135,8 +135,9 @@ func TestAWorkloadIsMadeListedAndDeleted(t *testing.T) {
 	if spec.Containers[0].Image != "example.com/p/train@sha256:0123" || spec.PriorityClassName != "medium" || js.Labels[workload.LabelQueue] != workload.DefaultQueue {
 		t.Errorf("%+v", js)
 	}
-	// The answer to the first try may be lost. A request finds its own workload only after
-	// its checks, so another one must be refused before an image is made.
+	// The answer to the first try may be lost. A request looks for its own workload only after
+	// the checks. Therefore another request with this name must be refused before an image is
+	// made.
 	var exists *workloads.ExistsError
 	if _, err := c.Create(t.Context(), r); !errors.As(err, &exists) || asked != 1 || fault.Of(err) != fault.Usage {
 		t.Errorf("image made %d times, %v", asked, err)
@@ -160,8 +161,8 @@ func TestAWorkloadIsMadeListedAndDeleted(t *testing.T) {
 	}
 }
 
-// The queue and the priority are looked for before an image is made: the server would miss
-// them only when it makes pods.
+// Create checks the queue and the priority before it makes an image. The server would check them
+// only when it makes pods.
 func TestWhatAClusterLacksIsFoundFirst(t *testing.T) {
 	t.Parallel()
 	c, _, said := cluster(t)
@@ -189,7 +190,7 @@ func TestWhatAClusterLacksIsFoundFirst(t *testing.T) {
 	}
 }
 
-// A workload that the first try made, although nobody heard of it, is the request's own.
+// If the answer to a first try was lost, the same request finds the workload that it made.
 func TestARepeatedRequestFindsItsOwnWorkload(t *testing.T) {
 	t.Parallel()
 	c, _, _ := cluster(t)
@@ -218,8 +219,8 @@ func TestARepeatedRequestFindsItsOwnWorkload(t *testing.T) {
 	}
 }
 
-// The exact bytes come over exec, even if the connection breaks, and the pod ends as soon
-// as its follower has them.
+// Logs gets the exact bytes over exec, even if the connection breaks. The pod ends as soon as
+// Logs has them.
 func TestLogsAreFollowedToTheLastByte(t *testing.T) {
 	t.Parallel()
 	c, server, _ := cluster(t)
