@@ -68,7 +68,7 @@ func (f *farRun) start(script string) {
 	}
 }
 
-// texts has Logs' text, by worker.
+// texts is a LogSink. It keeps the text of each worker.
 type texts map[tpu.WorkerID]string
 
 func (s texts) WriteLog(id tpu.WorkerID, _ time.Time, p []byte) error {
@@ -163,7 +163,7 @@ func TestAReviewReadsWhereTheRunIs(t *testing.T) {
 	}
 	again := newFarRun(t)
 	again.start("exec sleep 300")
-	for name, on := range again.fleet { // as the runner of a job
+	for name, on := range again.fleet { // stop the run as the runner of a job does
 		c := on[0].Connect(name, false, time.Second)
 		defer c.Close()
 		_, err := launch.Stop(t.Context(), c, launch.Ref{Run: "r", Attempt: 1}, launch.StopOptions{Grace: 100 * time.Millisecond, Reason: stage.StandsStill})

@@ -48,18 +48,18 @@ type LogOptions struct {
 // timed reports whether the times of lines matter.
 func (o LogOptions) timed() bool { return o.Times || o.All || !o.Since.IsZero() }
 
-// A LogSink takes the text of logs. When the times of lines matter, or several logs are
-// merged, each text is a line or a part of one line. The parameter at is then the time when
-// the line arrived on this machine, otherwise zero. The methods of a LogSink are not called
+// A LogSink takes the text of logs. When the times of lines matter, or several logs are merged,
+// each text is a line or a part of one line. The parameter at is then the time when the line
+// arrived on this machine. Otherwise at is zero. The methods of a LogSink are not called
 // concurrently.
 type LogSink interface {
 	WriteLog(id tpu.WorkerID, at time.Time, p []byte) error
 	Flush() error
 }
 
-// Logs writes the log of one worker of a run, or the merged logs of all, to w, as far as
-// the workers have them. With o.Follow it follows the log to its end. If the worker's slice
-// is gone, Logs writes this machine's copy. For a whole copy, see LocalLog.
+// Logs reads the log of one worker of a run, or the merged logs of all, from the workers or the
+// bucket, and writes it to w. With o.Follow it follows the log to its end. If the worker's slice
+// is gone, Logs writes this machine's copy. If the copy is final, LocalLog suffices.
 func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w LogSink) error {
 	if r, err := runs.FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -76,9 +76,9 @@ func Logs(ctx context.Context, d runs.Deps, name, prefix string, o LogOptions, w
 	return cmp.Or(l.overSSH(ctx, rec), runs.Part(rec, stage.Follow, "multihost logs "+name))
 }
 
-// LocalLog writes this machine's copy of the logs to w if nothing can be added to it. That
-// is so if the attempt has ended, and was followed to its end as far as its workers could
-// be reached. LocalLog reports whether it has written the copy.
+// LocalLog writes this machine's copy of the logs to w if the copy is final, and reports whether
+// it did. The copy is final if a command on this machine has followed the attempt to its end. It
+// may lack output of workers that could not be reached.
 func LocalLog(ctx context.Context, d runs.Deps, name string, o LogOptions, w LogSink) (bool, error) {
 	rec, err := record.LoadRecord(d.StateDir, name)
 	if err != nil || rec == nil {
@@ -127,8 +127,8 @@ type logReader struct {
 	wrote bool
 	told  bool
 
-	// inBucket says that a bucket has more of the logs than this machine. A worker without
-	// a machine is then an error.
+	// inBucket says that a bucket has more of the logs than this machine. Reading then fails if a
+	// worker's VM is gone.
 	inBucket bool
 }
 
@@ -157,7 +157,7 @@ func (one *oneLog) copy(ctx context.Context, w io.Writer) error {
 	return one.src.copyFrom(ctx, one.text.offset, one.end, w)
 }
 
-// goOnIn continues to read the log from src, which may have less of it than the last
+// goOnIn makes src the source of the rest of the log. src may have less of the log than the last
 // source.
 func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	one.src = src
@@ -169,7 +169,7 @@ func (one *oneLog) goOnIn(ctx context.Context, src logSource) error {
 	return err
 }
 
-// tellWhich says whose log is shown if the user named no worker. end may be nil.
+// tellWhich reports which worker's log is shown, if the user named no worker. end may be nil.
 func (l *logReader) tellWhich(id tpu.WorkerID, ids []tpu.WorkerID, end *runs.RunEnd) {
 	workers := len(ids)
 	if l.told || l.o.All || workers <= 1 || l.o.Named && !l.o.FirstFailure {
@@ -275,7 +275,7 @@ func (s remoteSource) size(ctx context.Context) (int64, error) {
 	return sizeOf(state, s.conn.Name())
 }
 
-// sizeOf returns the size of an attempt's log, from the worker's answer in state.
+// sizeOf returns the size of an attempt's log. state is the worker's answer.
 func sizeOf(state launch.State, worker string) (int64, error) {
 	switch state.Phase {
 	case launch.Unknown:
@@ -315,10 +315,10 @@ type bucketSource struct {
 	piece   int64 // bytes of the log to hold at a time
 }
 
-// logsHeld limits the bytes of all merged logs together that are in memory.
+// logsHeld limits how many bytes of all merged logs together are in memory.
 const logsHeld = 64 << 20
 
-// pieceOf returns the bytes of one read of a log if this many logs are read together.
+// pieceOf limits the bytes of one read of a log when this many logs are read at the same time.
 func pieceOf(logs int) int64 { return max(tailFirst, min(tailMost, logsHeld/int64(logs))) }
 
 func (s bucketSource) size(ctx context.Context) (int64, error) {
@@ -352,9 +352,9 @@ const (
 	tailMost  = 8 << 20  // limit of one read, in bytes
 )
 
-// tailOffset returns where the last n lines of a text of this size begin. It reads from the
-// end, in all about four times the bytes of these lines. The parameter most limits the
-// bytes of one read.
+// tailOffset returns where the last n lines of a text of this size begin. It reads backwards from
+// the end, about four times the bytes of these lines at most. The parameter most limits the bytes
+// of one read.
 func tailOffset(size int64, n int, most int64, part func(offset int64, p []byte) error) (int64, error) {
 	if n <= 0 {
 		return size, nil
@@ -460,8 +460,9 @@ func (l *logReader) prepareAll(ctx context.Context, dir string) error {
 	return l.folded(errs)
 }
 
-// withoutUnknown reports whether --all can show some logs, and all others fail only because
-// their workers do not know the attempt.
+// withoutUnknown reports whether --all can go on without the logs in errs. Some logs must have no
+// error, and the workers of all others must not know the attempt. withoutUnknown stores each
+// error with its log.
 func (l *logReader) withoutUnknown(errs []error) bool {
 	if !l.o.All || l.inBucket || !slices.Contains(errs, nil) {
 		return false
@@ -495,7 +496,7 @@ func (l *logReader) printNow(ctx context.Context) error {
 	return one.copy(ctx, l.flushed(one.text))
 }
 
-// flushed returns a writer that shows all bytes at once.
+// flushed returns a writer that writes to w and flushes the output each time.
 func (l *logReader) flushed(w io.Writer) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		l.mu.Lock()
@@ -516,8 +517,8 @@ func (l *logReader) flush() error {
 	return nil
 }
 
-// overSSH writes the logs of a record's run, from the workers that it reaches. If a slice
-// is gone, or --all cannot reach a worker, it writes this machine's copy of the log.
+// overSSH writes the logs of the run in rec, from the workers that it reaches. If a slice is
+// gone, or --all cannot reach a worker, overSSH writes this machine's copy of that worker's log.
 func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	attempt := cmp.Or(l.o.Attempt, rec.Attempt)
 	end := runs.EndHere(l.StateDir, rec, attempt)
@@ -580,8 +581,8 @@ func (l *logReader) overSSH(ctx context.Context, rec *record.Record) error {
 	return cmp.Or(err, unread)
 }
 
-// addCopies adds this machine's copies of logs whose workers are lost or could not be
-// reached. A worker without a copy is then in failed.
+// addCopies adds this machine's copies of logs whose workers are lost or could not be reached. It
+// adds the workers without a copy to failed.
 func (l *logReader) addCopies(ctx context.Context, dir string, ids []tpu.WorkerID, lost map[tpu.WorkerID]string, failed map[tpu.WorkerID]error) {
 	var told []string
 	for _, id := range ids {
@@ -613,7 +614,7 @@ func (l *logReader) dialLogs(ctx context.Context, sel tpu.Selection, wanted func
 	return l.Dial(ctx, sel, wanted, true)
 }
 
-// withoutMachine returns the workers without a machine, and the reasons.
+// withoutMachine returns the workers whose VMs are gone, and the reasons.
 func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []tpu.WorkerID) map[tpu.WorkerID]string {
 	there := sel.Workers()
 	lost := map[tpu.WorkerID]string{}
@@ -627,7 +628,7 @@ func withoutMachine(rec *record.Record, sel tpu.Selection, gone []string, ids []
 	return lost
 }
 
-// goneError returns the error for workers without a machine.
+// goneError returns the error for workers whose VMs are gone.
 func goneError(lost map[tpu.WorkerID]string) error {
 	whys := slices.Sorted(maps.Values(lost))
 	return &stage.Error{Stage: stage.Discover, Text: strings.Join(slices.Compact(whys), "; ")}
@@ -659,8 +660,8 @@ func (l *logReader) read(ctx context.Context, ref launch.Ref, dir string) error 
 	return l.followAll(ctx, func(ctx context.Context, one *oneLog) error { return l.followLog(ctx, one, ref) })
 }
 
-// followAll follows the logs of all reached workers. When the logs cannot be shown any
-// more, it stops following all of them, because a log without output would not notice that.
+// followAll follows the logs of all reached workers. If writing fails for one log, followAll
+// stops following all of them, because a log without new text would not notice the failure.
 func (l *logReader) followAll(ctx context.Context, follow func(context.Context, *oneLog) error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -693,7 +694,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 		defer func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			_ = errors.Join(held.rest(), l.flush()) // the last write has reported that the reader is gone
+			_ = errors.Join(held.rest(), l.flush()) // the last write has reported the error
 		}()
 		w = held
 	}
@@ -709,7 +710,7 @@ func (l *logReader) followLog(ctx context.Context, one *oneLog, ref launch.Ref) 
 // sayLosses returns options that warn once when the worker cannot be followed, and report
 // when it is followed again. After o.Lost they call giveUp.
 func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch.FollowOptions {
-	var since time.Time // the goroutine that follows calls Lost and Found
+	var since time.Time // Lost and Found are called by one goroutine
 	return launch.FollowOptions{
 		Lost: func(err error, _ int64) {
 			t, now := follow.TroubleOf(err), d.Clock.Now()
@@ -730,9 +731,9 @@ func sayLosses(d runs.Deps, o LogOptions, giveUp context.CancelCauseFunc) launch
 	}
 }
 
-// firstFailure returns the end of an attempt, with the worker that failed first. It takes
-// them from this machine's record, from the run's verdict on the workers, or from the ends
-// on all workers.
+// firstFailure returns the end of an attempt, with the worker that failed first. It uses this
+// machine's record, or else the verdict on worker 0 of each slice, or else the ends on all
+// workers.
 func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *runs.RunEnd) (*runs.RunEnd, error) {
 	if end != nil && end.First != nil {
 		return end, nil
@@ -757,8 +758,8 @@ func (l *logReader) firstFailure(ctx context.Context, rec *record.Record, end *r
 	return end, nil
 }
 
-// failureAmong asks workers which one failed first. The function only chooses the workers;
-// nil means all. The parameter end has what the caller knows of the end.
+// failureAmong asks workers which one failed first. The parameter only is a function that chooses
+// the workers; nil means all. The parameter end has what the caller knows of the attempt's end.
 func (l *logReader) failureAmong(ctx context.Context, rec *record.Record, sel tpu.Selection, only func(tpu.WorkerID) bool, end *runs.RunEnd) (*runs.RunEnd, error) {
 	t, failed, err := l.Dial(ctx, sel, only, true)
 	if err != nil {
@@ -857,8 +858,8 @@ func workerOf(o LogOptions, d detach.Description, state detach.State, attempt in
 }
 
 // nearBy writes the logs of an active attempt from its workers. recErr is why rec is not
-// complete. If the workers cannot be reached, done is false, and the caller continues from
-// the bucket at the same place.
+// complete. If the workers cannot be reached, done is false. The caller then continues with the
+// bucket at the same offset.
 func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record, recErr error, attempt int) (done bool, err error) {
 	near := newLogReader(r.Deps, l.o, l.w)
 	near.o.Attempt, near.o.FirstFailure, near.told, near.inBucket = attempt, false, true, true
@@ -879,8 +880,8 @@ func (l *logReader) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.R
 	return false, nil
 }
 
-// readBucket reads logs from a bucket: those that were partly read from workers, or if
-// there are none, the logs of all ids.
+// readBucket makes the bucket the source of logs. These are the logs that were partly read from
+// workers, or if there are none, the logs of all ids.
 func (l *logReader) readBucket(ctx context.Context, src func(tpu.WorkerID) logSource, ids []tpu.WorkerID, dir string) error {
 	for _, one := range l.logs {
 		if err := one.goOnIn(ctx, src(one.id)); err != nil {
@@ -934,8 +935,8 @@ func followBucket(ctx context.Context, r *runs.BucketRun, l *logReader, state de
 	return nil
 }
 
-// endedOn reports whether a worker's log will grow no more: the end is written after the
-// log.
+// endedOn reports whether a worker's log in the bucket is complete. A worker writes its end after
+// its log.
 func endedOn(r *runs.BucketRun, state detach.State, id tpu.WorkerID, attempt int) bool {
 	if attempt < state.Attempt || r.Over(state) {
 		return true
@@ -948,8 +949,8 @@ type sinkError struct{ error }
 
 func (e *sinkError) Unwrap() error { return e.error }
 
-// RecordedIDs returns the workers of a run in this machine's record, or without a record
-// s0w0 alone.
+// RecordedIDs returns the workers of a run from this machine's record. Without a record it
+// returns only s0w0.
 func RecordedIDs(stateDir, run string) []tpu.WorkerID {
 	rec, err := record.LoadRecord(stateDir, run)
 	if err != nil || rec == nil || len(rec.IDs()) == 0 {

@@ -101,8 +101,8 @@ func (s *shown) WriteLog(id tpu.WorkerID, at time.Time, p []byte) error {
 
 func (s *shown) Flush() error { return nil }
 
-// logged makes the record and the logs of an ended run with two workers, of which the
-// second failed first. In each log, every line came a second after the last one.
+// logged makes the record and the logs of an ended run with two workers. The second worker failed
+// first. In each log, the lines arrived one second apart.
 func logged(t *testing.T) (runs.Deps, *testkit.Recorder, time.Time) {
 	t.Helper()
 	begin := time.Now().Truncate(time.Second).Add(-time.Hour)
@@ -185,7 +185,7 @@ func TestLocalLogs(t *testing.T) {
 	}
 }
 
-// No line without a recorded arrival silently gets another time.
+// A line without a recorded arrival gets the time of its fetch, and a note says so.
 func TestLocalLogsUntimed(t *testing.T) {
 	d, sink, begin := logged(t)
 	dir := record.RecordDir(d.StateDir, "r", 1)
@@ -224,8 +224,8 @@ func (s slowSource) copyFrom(_ context.Context, offset, _ int64, w io.Writer) er
 	return s.err
 }
 
-// Lines stay whole, an error of one log does not end the others, and all end when the
-// reader has gone.
+// Lines stay whole. An error of one log does not end the others. All logs end when the output is
+// closed.
 func TestMerge(t *testing.T) {
 	away := errors.New("away")
 	reader := func(s LogSink) *logReader {
@@ -274,8 +274,8 @@ func TestLineHold(t *testing.T) {
 	}
 }
 
-// Workers have no machine if their slice is gone, or if the list of its machines is shorter
-// than the record's.
+// A worker's VM is gone if its slice is gone, or if the slice now has fewer VMs than in the
+// record.
 func TestLogsWithoutMachine(t *testing.T) {
 	five := "line 0\nline 1\nline 2\nline 3\nline 4\n"
 	short := &testkit.FixedSlices{All: []tpu.Slice{{Name: "t", Workers: make([]tpu.Worker, 1)}}}
@@ -314,8 +314,8 @@ func TestLogsWithoutMachine(t *testing.T) {
 	}
 }
 
-// logs -f of a slice that is gone shows the copy, but not an old copy if a bucket has the
-// log.
+// If a slice is gone, logs -f shows this machine's copy. It does not do that if a bucket has a
+// newer log.
 func TestFollowWithoutMachine(t *testing.T) {
 	for _, inBucket := range []bool{false, true} {
 		d, _, _ := logged(t)
@@ -335,12 +335,12 @@ func TestFollowWithoutMachine(t *testing.T) {
 	}
 }
 
-// fullPipe takes text, and fails when it is flushed.
+// fullPipe is a LogSink whose Flush fails.
 type fullPipe struct{ shown }
 
 func (p *fullPipe) Flush() error { return io.ErrClosedPipe }
 
-// All logs, even those without output, are left when the reader has gone.
+// followAll stops for all logs, even those without text, when the output is closed.
 func TestFollowEndsWithoutReader(t *testing.T) {
 	l := newLogReader(runs.Deps{
 		Reach: &workers.Reach{Invocation: &stage.Invocation{Sink: event.Discard, Clock: gcp.SystemClock}},

@@ -21,12 +21,12 @@ type logText struct {
 	emit   func(at time.Time, p []byte) error
 
 	arrivals *record.Arrivals
-	live     int64 // bytes from here on are passed on when they arrive
+	live     int64 // offset from which the lines have the time of clock
 	now      time.Time
 	clock    func() time.Time
 
 	inLine  bool
-	at      time.Time // end of the line
+	at      time.Time // time of the line
 	untimed int       // number of lines with the time of their fetch
 }
 
@@ -56,7 +56,8 @@ func (t *logText) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// stamp gives the line that begins at offset the time of its first byte.
+// stamp sets at to the time of the line that begins at offset. That is the time when its first
+// byte arrived, if it is known.
 func (t *logText) stamp() {
 	switch {
 	case t.offset < t.arrivals.Known:
@@ -103,11 +104,11 @@ func (h *lineHold) rest() error {
 	return err
 }
 
-// A mergedLine is a line, or a part of a long line, for the merged logs.
+// A mergedLine is a line of the merged logs, or a part of a long line.
 type mergedLine struct {
 	at  time.Time
 	p   []byte
-	end bool // end of the line
+	end bool // p ends the line
 }
 
 // linesAhead is how many lines of each log are read ahead of the merged text.
@@ -152,7 +153,7 @@ func (l *logReader) merge(ctx context.Context) error {
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// A merger is a heap of the logs with a next line.
+// A merger merges logs. order is a heap of the logs that have a next line.
 type merger struct {
 	l     *logReader
 	from  []chan mergedLine
@@ -212,7 +213,7 @@ func (m *merger) run() error {
 				return err
 			}
 			if !ok {
-				heap.Pop(m) // log i is the first, so the last one takes its place
+				heap.Pop(m) // removes log i, which is the first
 			} else if line.end {
 				break
 			}

@@ -24,11 +24,10 @@ import (
 	"multihost/internal/training"
 )
 
-// Far tells a Review how to read logs that no command copies to this machine.
+// Far tells a Review how to read logs from the workers or a bucket.
 type Far struct {
-	// Deps returns the Deps for reaching the workers, when they are first needed. The
-	// Review owns the result. An error says why the workers cannot be reached. Deps is then
-	// called again later.
+	// Deps returns what is needed to reach the workers. The Review calls Deps when it first needs
+	// it, and again later if Deps returned an error. The Review owns the result.
 	Deps   func() (runs.Deps, error)
 	Prefix string // name prefix of the slices, as in AttachOptions
 	Clock  gcp.Clock
@@ -60,9 +59,9 @@ const (
 	placeThere place = "there" // on the workers, or in the bucket
 )
 
-// placeOf decides where to read the logs. The parameter rec has this machine's record of
-// the run, or nil. The parameter brought says that a command copies the logs to this
-// machine. The parameter over is the attempt whose end was seen where it ran, or 0.
+// placeOf decides where to read the logs. The parameter rec is this machine's record of the run,
+// or nil. The parameter brought says that a command copies the logs to this machine. The
+// parameter over is the attempt that was seen to end on the workers or in the bucket, or 0.
 func placeOf(rec *record.Record, brought bool, over int) place {
 	switch {
 	case brought, rec == nil && over > 0, rec != nil && over >= rec.Attempt, rec != nil && rec.Over():
@@ -92,7 +91,7 @@ func (o *onlooker) place() place {
 	return placeOf(rec, follow.SomeoneAt(o.review.stateDir, o.review.run), over)
 }
 
-// open returns the Deps for reaching the workers, which its first call makes.
+// open returns the Deps for reaching the workers. The first call makes them.
 func (o *onlooker) open() (runs.Deps, error) {
 	if o.deps != nil {
 		return *o.deps, nil
@@ -106,8 +105,8 @@ func (o *onlooker) open() (runs.Deps, error) {
 	return d, nil
 }
 
-// find looks for the run in all places. It returns a record for a run on workers, and a
-// *runs.BucketRun for a run in a bucket.
+// find looks for the run in the buckets and on the workers. It returns a *runs.BucketRun for a
+// run in a bucket, and otherwise a record.
 func (o *onlooker) find(ctx context.Context) (rec *record.Record, in *runs.BucketRun, err error) {
 	d, err := o.open()
 	if err != nil {
@@ -120,7 +119,8 @@ func (o *onlooker) find(ctx context.Context) (rec *record.Record, in *runs.Bucke
 	return rec, nil, err
 }
 
-// keepOn reads the logs where the run is, whenever place says so, until ctx ends.
+// keepOn reads the logs from the workers or the bucket whenever place returns placeThere. It
+// returns when ctx ends.
 func (o *onlooker) keepOn(ctx context.Context) {
 	rest := onlookPause
 	for {
@@ -145,8 +145,8 @@ func (o *onlooker) keepOn(ctx context.Context) {
 	}
 }
 
-// read reads the logs where the run is, until the run has ended or a command copies its
-// logs to this machine.
+// read reads the logs from the workers or the bucket, until the run has ended or a command copies
+// its logs to this machine.
 func (o *onlooker) read(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -172,8 +172,8 @@ func (o *onlooker) read(ctx context.Context) error {
 	return err
 }
 
-// giveWay ends the read when two checks in a row find a command that copies the logs to
-// this machine. One would not be enough, because a command that only checks looks the same
+// giveWay cancels the read when two checks in a row find a command that copies the logs to this
+// machine. One check is not enough, because a command that only looks at the run is found too,
 // for a moment.
 func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	for seen := 0; seen < 2; {
@@ -187,9 +187,9 @@ func (o *onlooker) giveWay(ctx context.Context, cancel context.CancelFunc) {
 	cancel()
 }
 
-// overSSH reads the logs on the workers until the command has ended on all of them. sum
-// then says how. It waits for workers that cannot be reached, unless a bucket has their
-// logs.
+// overSSH reads the logs on the workers until the command has ended on all of them. sum then says
+// how. If no worker can be reached, it returns an error. If some cannot be reached and a bucket
+// has their logs, it also returns an error. Otherwise it waits for them.
 func (o *onlooker) overSSH(ctx context.Context, d runs.Deps, rec *record.Record) (sum *event.Summary, err error) {
 	sel, gone, err := runs.Recorded(ctx, d, rec)
 	if err != nil {
@@ -269,7 +269,7 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 			return nil
 		}
 		if err := r.StillThere(ctx, state); err != nil {
-			_ = readLogs(ctx, r, rec.Attempt, logs) // last output of the workers
+			_ = readLogs(ctx, r, rec.Attempt, logs) // the last output, before the error
 			return err
 		}
 		if err := r.Pause(ctx); err != nil {
@@ -278,9 +278,9 @@ func readBy(ctx context.Context, r *runs.BucketRun, o *onlooker) error {
 	}
 }
 
-// nearBy reads the logs on the workers until the attempt has ended, or the workers cannot
-// be reached. The bucket says whether the run has ended. done is true if nothing is left to
-// read.
+// nearBy reads the logs on the workers until the attempt has ended or the workers cannot be
+// reached. done is true if the caller has nothing more to read. Otherwise the caller asks the
+// bucket whether the run has ended.
 func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Record) (done bool, err error) {
 	o.mention("")
 	_, err = o.overSSH(ctx, r.Deps, rec)
@@ -293,9 +293,9 @@ func (o *onlooker) nearBy(ctx context.Context, r *runs.BucketRun, rec *record.Re
 	return false, nil
 }
 
-// tellBegun reports that the command has begun, or else the progress of the run. The
-// parameter followed says that the attempt was read over SSH before. A notice that says why
-// SSH does not work any more then stays.
+// tellBegun reports that the command has begun, or else the progress of the run. The parameter
+// followed says that the attempt was read over SSH before. If so, tellBegun keeps the notice why
+// SSH does not work any more.
 func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach.State, followed bool) {
 	begun := r.Running(state) > 0 || len(state.Ended) > 0
 	if begun {
@@ -309,7 +309,7 @@ func (o *onlooker) tellBegun(r *runs.BucketRun, rec *record.Record, state detach
 	}
 }
 
-// readLogs reads the bucket's part of the logs.
+// readLogs reads the new bytes of the logs from the bucket.
 func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.WorkerID]*training.ReadLog) error {
 	ids := r.Desc.IDs()
 	errs := make([]error, len(ids))
@@ -330,7 +330,7 @@ func readLogs(ctx context.Context, r *runs.BucketRun, attempt int, logs map[tpu.
 	return stage.WorkersError(stage.Follow, ids, errs)
 }
 
-// takeUp is Training.takeUp for the Review, and makes a Training if necessary.
+// takeUp calls TakeUp of the Review's Training. It makes the Training if necessary.
 func (o *onlooker) takeUp(rec *record.Record) (map[tpu.WorkerID]*training.ReadLog, error) {
 	r := o.review
 	r.mu.Lock()
@@ -381,8 +381,8 @@ func (o *onlooker) end(sum event.Summary) {
 	o.over = far.Attempt
 }
 
-// note keeps the WorkerDone events of a following: how the command ended on the workers.
-// Other events are only for a command that follows the run.
+// note keeps WorkerDone events, which say how the command ended on a worker. It drops all other
+// events.
 func (o *onlooker) note(e event.Event) {
 	if done, ok := e.(event.WorkerDone); ok {
 		o.enter(o.far.Clock.Now(), done)
@@ -422,8 +422,8 @@ func (o *onlooker) forget() {
 	o.entries, o.told, o.gone, o.trouble, o.aside = nil, 0, nil, "", ""
 }
 
-// settle ends a read. It drops the entries, because the journal now has them. It keeps them
-// if only the onlooker has seen the run's end.
+// settle ends a read. It drops the entries, because the next read or the journal has them. If the
+// onlooker has seen the run's end, settle keeps them.
 func (o *onlooker) settle() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -157,7 +157,7 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	_, _ = logs[w0].From(int64(tenth)).Write([]byte(whole[tenth:twentieth]))
 	_, _ = logs[w1].From(0).Write([]byte(whole[:tenth]))
 	look(20, 10)
-	testkit.Append(t, record.LogPath(dir, w0), whole[tenth:]) // now a command copies them, from where its file ended
+	testkit.Append(t, record.LogPath(dir, w0), whole[tenth:]) // a command now copies the rest of the log
 	testkit.Append(t, record.LogPath(dir, w1), whole)
 	look(30, 30)
 	if again, err := r.far.takeUp(&there); err != nil || again[w1].Offset() != int64(len(whole)) {
@@ -179,8 +179,8 @@ func TestALogIsReadOnFromWhereTheLocalOneEnds(t *testing.T) {
 	}
 }
 
-// A following may stop or leave a run in several ways. The test ends a read in each of
-// these ways.
+// A command that follows a run may stop or leave it in several ways. An onlooker must never stop
+// a run. The test ends a read in each of these ways.
 func TestWhoReadsStopsNobody(t *testing.T) {
 	testkit.NoLeaks(t)
 	keys := t.TempDir()

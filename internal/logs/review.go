@@ -34,8 +34,8 @@ type Review struct {
 type Look struct {
 	Document *metrics.Document // nil without logs
 	Story    *journal.Story    // never nil; empty without a journal
-	// Ended says that nothing more will come: the run has ended, as has the command that
-	// followed it.
+	// Ended says that nothing more will come. Both the run and the command that followed it have
+	// ended.
 	Ended bool
 
 	// Away has the workers that the Review needs but cannot reach now, and the reasons.
@@ -50,16 +50,17 @@ func OpenReview(stateDir, run string, o training.TrainingOptions) *Review {
 	return &Review{stateDir: stateDir, run: run, o: o}
 }
 
-// Follow makes the Review read the logs where the run is, on the workers or in the bucket
-// of a job without runner, while no command copies them to this machine. It reads until
-// Close. It changes nothing there and stops no process. Look reports trouble. Follow
-// returns an error if this machine, the workers and the bucket do not know the run.
+// Follow makes the Review read the logs from the workers, or from the bucket of a job without
+// runner, until Close. While a command copies the logs to this machine, the Review reads only
+// this machine's files. Follow changes nothing on the workers and stops no process. Look reports
+// trouble. Follow returns an error if this machine, the workers and the bucket do not know the
+// run.
 func (r *Review) Follow(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, false); err != nil || r.far == nil {
 		return err
 	}
 	if r.far.place() == placeThere {
-		if _, err := r.far.open(); err != nil { // open may ask the user, which is only possible now; the onlooker calls it again later
+		if _, err := r.far.open(); err != nil { // open may have to ask the user, which is possible only now
 			r.far.say(err.Error())
 		}
 	}
@@ -68,7 +69,7 @@ func (r *Review) Follow(ctx context.Context, far Far) error {
 	return nil
 }
 
-// Fetch is Follow that reads only once.
+// Fetch reads the logs as Follow does, but only once, and returns after that.
 func (r *Review) Fetch(ctx context.Context, far Far) error {
 	if err := r.turnTo(ctx, far, true); err != nil || r.far == nil || r.far.place() == placeHere {
 		return err
@@ -116,9 +117,8 @@ func (r *Review) Close() {
 	r.group.Wait()
 }
 
-// Look reads the new data on this machine, and adds the data that was read where the run
-// is. If only this machine is read, and it has neither a record of the run nor a journal,
-// Look returns an error.
+// Look reads the new data on this machine, and adds what Follow or Fetch has read. Without Follow
+// or Fetch, Look returns an error if this machine has neither a record of the run nor a journal.
 func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 	var entries []journal.Entry
 	if r.o.LogDir == "" { // with LogDir, the journal is not about these logs
@@ -138,7 +138,7 @@ func (r *Review) Look(v metrics.View, now time.Time) (Look, error) {
 			if err != nil {
 				return look, &stage.Error{Stage: stage.Local, Err: err}
 			}
-			if rec == nil { // the run has not got that far yet, or never will
+			if rec == nil { // the run has no record yet, or never will
 				a := look.Story.Newest()
 				look.Ended = r.far == nil && a != nil && a.End != nil
 				return look, nil

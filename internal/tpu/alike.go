@@ -18,9 +18,9 @@ type Alike struct {
 	Others int   // number of other texts in this group that are not shown
 }
 
-// GroupAlike groups the indexes of equal texts. It skips empty texts. The groups are in the
-// order in which their texts first occur. If there are more than MostAlike texts, the last
-// group holds all that are neither the first nor among the most frequent.
+// GroupAlike groups the indexes of equal texts. It skips empty texts. The groups are in the order
+// in which their texts first occur. If there are more than MostAlike texts, GroupAlike keeps the
+// groups of the first text and of the most frequent others. A last group joins the rest.
 func GroupAlike(texts []string) []Alike {
 	index := map[string]int{}
 	var groups []Alike
@@ -57,7 +57,8 @@ func GroupAlike(texts []string) []Alike {
 // longestFold is the longest form of a set of workers that FoldShort leaves whole.
 const longestFold = 80
 
-// FoldShort is Fold for messages: it shortens a long set, and adds the number of workers.
+// FoldShort returns the text of Fold for a message. It shortens a long text, and adds the number
+// of workers.
 func FoldShort(workers []WorkerID) string {
 	text := Fold(workers)
 	if len(text) <= longestFold {
@@ -74,7 +75,8 @@ func FoldShort(workers []WorkerID) string {
 	return fmt.Sprintf("%s (%d workers)", text, len(workers))
 }
 
-// FewNames lists a few names, or of many the first and the number of the others.
+// FewNames lists names. If there are more than MostAlike, it lists the first ones and the number
+// of the others.
 func FewNames(names []string) string {
 	if len(names) <= MostAlike {
 		return strings.Join(names, ", ")
@@ -82,8 +84,8 @@ func FewNames(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:MostAlike-1], ", "), len(names)-MostAlike+1)
 }
 
-// FoldProblems folds problems that several slices share, as in a Selection. Example: slice
-// "t-0", like "t-1", "t-2" and 61 more, is not ready.
+// FoldProblems joins the problems of a Selection that several slices share. Example: slice "t-0",
+// like "t-1", "t-2" and 61 more, is not ready.
 func FoldProblems(problems []string) []string {
 	names, texts := make([]string, len(problems)), make([]string, len(problems))
 	for i, p := range problems {
@@ -114,9 +116,9 @@ func FoldProblems(problems []string) []string {
 	return folded
 }
 
-// FoldTexts joins texts about many named things: "a, b: text; c: text". Things with the
-// same text share a clause, which names a few of them. texts[i] is about names[i]. Empty
-// texts are left out.
+// FoldTexts joins texts about named things: "a, b: text; c: text". texts[i] is about names[i].
+// Names with the same text share a clause, which has only a few of them. Empty texts are left
+// out.
 func FoldTexts(names, texts []string) string {
 	var parts []string
 	for _, g := range GroupAlike(texts) {

@@ -65,12 +65,11 @@ func ParseCopy(words []string) (Copy, error) {
 	if on == "" {
 		return c, noWorkers(words)
 	}
-	c.Workers, _ = ParsePattern(on) // parsed above, so without an error
+	c.Workers, _ = ParsePattern(on) // parsed above
 	return c, nil
 }
 
-// noWorkers returns the error for a copy of which neither a source nor the destination is
-// on a worker.
+// noWorkers returns the error for a copy in which no word names workers.
 func noWorkers(words []string) error {
 	for _, w := range words {
 		name, file, _ := strings.Cut(w, ":")
@@ -81,8 +80,8 @@ func noWorkers(words []string) error {
 	return &CopyError{Text: "neither the sources nor the destination are on workers", Advice: "names on workers begin with the workers and a colon: all:FILE, s0w3:FILE, s0w*:FILE"}
 }
 
-// LikelyPattern returns the pattern that the user probably meant by words that name no
-// workers, such as s0w0 for w0, or "".
+// LikelyPattern returns the pattern that the user probably meant by words, such as s0w0 for w0.
+// It returns "" if words is a pattern or nothing is likely.
 func LikelyPattern(words string) string {
 	_, err := ParsePattern(words)
 	var wrong *PatternError

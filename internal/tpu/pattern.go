@@ -76,8 +76,7 @@ func ParsePattern(text string) (Pattern, error) {
 	return p, nil
 }
 
-// likely returns the worker of slice 0 that a word without a slice means, such as w0 or 0,
-// or "".
+// likely returns the worker of slice 0 that word means, such as s0w3 for w3 or 3, or "".
 func likely(word string) string {
 	word = strings.TrimSpace(word)
 	for _, whole := range []string{"s0" + word, "s0w" + word} {
@@ -163,9 +162,8 @@ func (p Pattern) All() bool {
 
 func (t term) has(id WorkerID) bool { return t.slices.has(id.Slice) && t.workers.has(id.Worker) }
 
-// Pick returns the workers in all that the pattern names. It keeps their order. If a term
-// names none, the error is a *PatternError: a typing mistake must not make a command act
-// on fewer or more workers than the user meant.
+// Pick returns the workers in all that the pattern names. It keeps their order. If a term names
+// none, the error is a *PatternError, because it is probably a typing mistake.
 func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	for _, t := range p.terms {
 		if !slices.ContainsFunc(all, t.has) {
@@ -177,8 +175,9 @@ func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	}), nil
 }
 
-// Choose returns the workers in all that only names and except does not. A zero only names
-// all. If no worker is left, the error is a *PatternError.
+// Choose returns the workers in all that the pattern only names and the pattern except does not
+// name. If only is zero, it counts as all workers. If no worker is left, the error is a
+// *PatternError.
 func Choose(all []WorkerID, only, except Pattern) ([]WorkerID, error) {
 	chosen := slices.Clone(all)
 	if !only.IsZero() {

@@ -16,13 +16,13 @@ var prices string
 const (
 	// PriceDate is the day on which the prices of HourlyPrice were read.
 	PriceDate = "2026-11-28"
-	// PriceSource names their source.
+	// PriceSource names the source of these prices.
 	PriceSource = "list prices of SkyPilot's catalog, revision 006059e0, read " + PriceDate + "; spot prices change monthly"
 )
 
-// HourlyPrice returns the list price of one slice of an accelerator type in a zone, in US
-// dollars per hour, before discounts. ok is false if the list has none. It has prices only
-// for the tiers "on-demand" and "spot".
+// HourlyPrice returns the list price of one slice of an accelerator type in a zone, in US dollars
+// per hour, before discounts. ok is false if the list has no price. The list has only the tiers
+// "on-demand" and "spot".
 func HourlyPrice(accelerator, zone, tier string) (usd float64, ok bool) {
 	column, ok := map[string]int{"on-demand": 2, "spot": 3}[tier]
 	if !ok {

@@ -35,7 +35,7 @@ func TestHourlyPrice(t *testing.T) {
 	}
 }
 
-// Users see the date in the list itself.
+// The comment in prices.txt has the same date as PriceDate.
 func TestTheDateOfThePriceListIsThatInItsFile(t *testing.T) {
 	list, err := os.ReadFile("prices.txt")
 	if err != nil {

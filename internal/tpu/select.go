@@ -67,11 +67,11 @@ func families(names []string) []string {
 	return all
 }
 
-// SelectNumbered chooses the slices that a prefix means among all slices of a zone: the
-// slice with exactly that name, or else the family prefix-0, prefix-1, …. It compares names
-// literally. A slice belongs to the family if it has the accelerator type of the member
-// with the lowest number. If a queued resource for several nodes made one of these two,
-// both must have the same queued resource. A slice that only shares the prefix is foreign.
+// SelectNumbered chooses the slices of a run by a prefix. nodes are all slices of a zone. It
+// chooses the slice whose name is prefix, or else the family prefix-0, prefix-1, …. It compares
+// names literally. All slices of a family have the accelerator type of the one with the lowest
+// number. If a queued resource for several nodes made that slice or another one, both must have
+// the same queued resource. Other slices with the prefix are foreign.
 //
 // Problems lists missing numbers, foreign slices, different numbers of workers, and slices
 // that are not ready. Foreign slices are never in Slices. Without partial, Slices has the
@@ -119,7 +119,7 @@ func SelectNumbered(nodes []Slice, prefix string, only Numbers, partial bool) (S
 	return Selection{Slices: chosen, Problems: problems, Unready: unready}, nil
 }
 
-// A NumberError says that no slice of a family has a number.
+// A NumberError says that no slice of a family has the number that the user asked for.
 type NumberError struct {
 	Prefix  string
 	Number  int      // -1: the prefix is the whole name of a slice
@@ -159,7 +159,7 @@ func numbered(nodes []Slice, prefix string, only Numbers) (chosen []Slice, err e
 		}
 	}
 	if len(names) == 0 {
-		return nodes, nil // the caller reports this as it does without numbers
+		return nodes, nil // no slice has the prefix; the caller reports that
 	}
 	slices.SortFunc(names, func(a, b string) int { return CompareNames(Slice{Name: a}, Slice{Name: b}) })
 	for _, r := range only {
@@ -231,8 +231,8 @@ func Family(name string) string {
 	return name
 }
 
-// splitNumber splits t-12 into t and 12. A slice's number has no leading zero: the API
-// never makes one, and t-1 and t-01 must not count as the same slice.
+// splitNumber splits t-12 into t and 12. A slice's number has no leading zero, because t-1 and
+// t-01 are different slices.
 func splitNumber(name string) (base string, n int, ok bool) {
 	i := strings.LastIndexByte(name, '-')
 	if i <= 0 {

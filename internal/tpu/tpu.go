@@ -34,16 +34,16 @@ type Slice struct {
 	Name  string // node id, the last part of the resource name: "t-0"
 	UID   string // the API's unique id; a new id with the same name means a new machine
 
-	// Provider is the word that the provider of the slice has for its resources. It is ""
-	// if there is only one provider.
+	// Provider says which provider has the slice, by that provider's word for its resources. It
+	// is "" if there is only one provider.
 	Provider string
 
 	Project string
 	Zone    string
 	Created time.Time // when the API has made it; zero: unknown
 	Billed  time.Time // since when it is billed; zero: it is not billed, or not known
-	Until   time.Time // when the provider takes it away, as the request says; zero: never, or not known
-	Remade  bool      // if its VMs are lost, the provider makes it again; it then has the same name and another UID
+	Until   time.Time // when the provider takes it away, because the request limits its time; zero: never, or not known
+	Remade  bool      // if its VMs are lost, the provider makes a new slice with the same name and another UID
 	EndFlag string    // the flag that has set Until; "": --max-run-duration
 
 	Type           string // accelerator type: "v5litepod-16"
@@ -54,14 +54,14 @@ type Slice struct {
 	HealthDetail   string
 	QueuedResource string   // id of the queued resource that has made it, or empty
 	MultiSlice     bool     // made by one queued resource for several nodes; so it has MEGASCALE metadata
-	BareNames      bool     // its VMs know each other by names that have no addresses here
+	BareNames      bool     // its VMs use names for each other that this machine cannot resolve
 	Network        string   // network name
 	Tags           []string // network tags of its workers, which firewall rules use
 	Labels         map[string]string
 	Metadata       map[string]string
 
 	Workers []Worker // in the order of networkEndpoints; empty while the slice is being made
-	Untold  []Worker // its VMs, in no order, if they have not told which worker each of them is
+	Untold  []Worker // its VMs, in no order, while it is not known which worker each of them is
 }
 
 // FirstEnd returns the earliest time at which the provider takes one of the slices away.
@@ -92,7 +92,7 @@ type Condition string
 // The conditions.
 const (
 	Unclear  Condition = ""           // the provider's word is not known, or there is none
-	Making   Condition = "being made" // no command can run there yet
+	Making   Condition = "being made" // no command can run on it yet
 	Usable   Condition = "usable"     // its VMs run and are healthy
 	Ill      Condition = "ill"        // its VMs run, but some part is broken
 	Serviced Condition = "in service" // its VMs run, while the provider repairs the machines
@@ -101,7 +101,7 @@ const (
 	Leaving  Condition = "being deleted"
 )
 
-// Over reports whether no command can run there any more. Its VMs do not start again by
+// Over reports whether no command can run on the slice any more. The VMs do not start again by
 // themselves.
 func (c Condition) Over() bool { return c == Taken || c == Leaving || c == Halted }
 

@@ -190,8 +190,8 @@ func makeType(g Generation, e size) Type {
 	if g.CountsCores {
 		t.Chips = e.n / 2
 	}
-	// A VM has four chips, with two exceptions: in generations that count chips, a slice of
-	// up to eight chips is one VM, and so is a tpu7x slice of a single chip.
+	// A VM has four chips, with two exceptions. In generations that count chips, a slice of up to
+	// eight chips is one VM. A tpu7x slice of a single chip is one VM.
 	t.Workers = max(1, t.Chips/4)
 	if !g.CountsCores && t.Chips <= 8 {
 		t.Workers = 1
@@ -262,10 +262,10 @@ func nearest(name string) []string {
 	return []string{best}
 }
 
-// Suggest returns the candidate most similar to word, or "" if none is similar enough.
-// Different names of one generation count as the same word: v5e-16 is v5litepod-16, and
-// trillium-16 is v6e-16. Of equally similar candidates, it returns the one whose spelling
-// is closer to word.
+// Suggest returns the candidate most similar to word, or "" if none is similar enough. Different
+// names of one generation count as the same word: v5e-16 is v5litepod-16, and trillium-16 is
+// v6e-16. If two candidates are equally similar, Suggest returns the one whose spelling is closer
+// to word.
 func Suggest(word string, candidates []string) string {
 	best, score, spelled := "", max(2, len(word)/3)+1, 0
 	for _, c := range slices.Sorted(slices.Values(candidates)) {
