@@ -275,7 +275,7 @@ func TestATextIsReadWholeOrNotAtAll(t *testing.T) {
 	if _, err := config.ReadText(stopped, pipe, 6); err == nil || err.Error() != "interrupted" {
 		t.Errorf("a pipe without writer: %v", err)
 	}
-	// The read still waits for a writer. Now it gets one, and ends.
+	// The read still waits for a writer. Open and close the pipe, so that the read ends.
 	w, err := os.OpenFile(pipe, os.O_RDWR, 0)
 	testkit.Must(t, err)
 	testkit.Must(t, w.Close())

@@ -19,8 +19,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// The project's file of defaults is in the working directory or above it. The user has
-// another one.
+// ProjectFile is the name of a project's file of defaults. It is in the working directory or
+// above it. userFile is the name of the user's own file; see UserFile.
 const (
 	ProjectFile = "multihost.yaml"
 	userFile    = "config.yaml"
@@ -36,7 +36,7 @@ func UserFile(lookup Lookup, home string) string {
 	return filepath.Join(dir, "multihost", userFile)
 }
 
-// A Kind is the kind of a flag's values. Its text can stand after "takes" in a sentence.
+// A Kind is the kind of a flag's values. Its text fits after "takes" in a message.
 type Kind string
 
 // Kinds of flags. An Optional flag is a switch that may have a text as its value.
@@ -76,7 +76,7 @@ func (k Kind) Check(text string) error {
 type Flag struct {
 	Names []string // name, then other spellings
 	Kind  Kind
-	// Paths replaces each local path in a value by the result of place; nil: values
+	// Paths replaces each local path in a value by the result of place. nil means that values
 	// have no paths.
 	Paths func(value string, place func(path string) (string, error)) (string, error)
 	// Private says why only the user's own file may set the flag; "": any file may.
@@ -85,8 +85,8 @@ type Flag struct {
 	Never string
 }
 
-// Named reports whether key is one of the flag's names. A name in lower case may have
-// underscores.
+// Named reports whether key is one of the flag's names. In key, a name in lower case may have
+// underscores in place of dashes.
 func (f Flag) Named(key string) bool {
 	return slices.Contains(f.Names, key) || key == strings.ToLower(key) && slices.Contains(f.Names, strings.ReplaceAll(key, "_", "-"))
 }
@@ -125,7 +125,7 @@ type Source struct {
 	Column   int    `json:"column,omitempty"`
 	Profile  string `json:"profile,omitempty"` // profile with the value; "": none
 	Section  string `json:"section,omitempty"` // command of the section; "": every command
-	Text     string `json:"text,omitempty"`    // of gcloud: the source in words
+	Text     string `json:"text,omitempty"`    // for gcloud: the source in words
 }
 
 // String returns the source as the beginning of an error.
@@ -153,8 +153,8 @@ type DefaultsOptions struct {
 	Lookup Lookup
 	Home   string
 	Dir    string // start of the search for the project file; "": no search
-	// Named is a file to read instead of the project file, and trusted like the user's own
-	// file. "none" means no file at all.
+	// Named is a file that is read instead of the project file. It is trusted like the user's own
+	// file. "none" means that no file is read.
 	Named    string
 	Profile  string           // "": the profile that a file names
 	Commands func() []Command // called once for each file that exists
@@ -177,7 +177,7 @@ type defaultsFile struct {
 	commands []Command
 	settings []setting
 	profiles map[string]bool
-	profile  Setting // profile that it names
+	profile  Setting // profile that the file names
 	faults   []error
 }
 
@@ -189,9 +189,9 @@ type setting struct {
 	Setting
 }
 
-// LoadDefaults finds and reads the files. A missing file is no error, unless
-// o.Named names it. Errors are *FileError, and LoadDefaults joins all errors of a file.
-// An unknown profile is a *ProfileError.
+// LoadDefaults finds and reads the files. A missing file is no error, unless o.Named names it. If
+// a file has faults, the error joins a *FileError for each. If the profile is unknown, the error
+// is a *ProfileError.
 func LoadDefaults(o DefaultsOptions) (*Defaults, error) {
 	d := &Defaults{}
 	if o.Named == "none" {
@@ -274,9 +274,9 @@ func (d *Defaults) Profiles() []string {
 	return slices.Compact(names)
 }
 
-// Find returns the settings of a flag of a command. The first one is used. The project's
-// file comes before the user's. In a file, the active profile comes before the rest. In
-// each of these, a command's section comes before settings for all commands.
+// Find returns the settings of a flag of a command. The caller uses the first one. The project's
+// file comes before the user's. In a file, the active profile comes before the rest. In each of
+// these, a command's section comes before settings for all commands.
 func (d *Defaults) Find(command string, f Flag) []Setting {
 	if d == nil {
 		return nil
@@ -303,8 +303,8 @@ func weight(s Source) int {
 	return w
 }
 
-// within reports whether a section is for a command. It is if it is empty, or names the
-// command or a group with it.
+// within reports whether a section applies to a command. The section "" applies to every command.
+// Any other section names the command or its group.
 func within(command, section string) bool {
 	return section == "" || command == section || strings.HasPrefix(command, section+" ")
 }
@@ -672,10 +672,10 @@ func wrongType(n *yaml.Node, kind Kind) string {
 	return ""
 }
 
-// place returns the full path for a path in a value. A relative path is relative to the
-// directory of the file of defaults, and ~/ is the home. A project's file may only name
-// paths in its own directory: a directory from somebody else must not make a command read
-// or write other files.
+// place returns the full path for a path in a value. A relative path is relative to the directory
+// of the file of defaults, and ~/ is the home. A project's file may only name paths in its own
+// directory. A directory from somebody else can then not make a command read or write other
+// files.
 func (f *defaultsFile) place(path string) (string, error) {
 	if path == "" || path == "-" {
 		return path, nil
@@ -692,8 +692,8 @@ func (f *defaultsFile) place(path string) (string, error) {
 	return whole, nil
 }
 
-// below reports whether path is dir or in it, both with and without its symbolic links. It
-// resolves the part of the path that exists.
+// below reports whether path is dir or in it, both before and after symbolic links are resolved.
+// It resolves the part of path that exists.
 func below(dir, path string) bool {
 	inside := func(dir, path string) bool {
 		rel, err := filepath.Rel(dir, path)
@@ -752,7 +752,7 @@ func (f *defaultsFile) spellings(key, section string) []string {
 	return names
 }
 
-// unknown records a fault for a key without meaning in a section. names are the possible
+// unknown records a fault for a key that has no meaning in a section. names are the possible
 // keys. unknown suggests the one that the user probably meant.
 func (f *defaultsFile) unknown(key *yaml.Node, section string, names []string) {
 	what := "is neither a flag nor a command"

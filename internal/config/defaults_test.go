@@ -216,7 +216,7 @@ func TestPathsOfAFileAreRelativeToIt(t *testing.T) {
 	}
 }
 
-// Whoever may write the file decides what the user runs.
+// A project's file that other users may write is refused, because it decides what the user runs.
 func TestAProjectFileOfOthersIsRefused(t *testing.T) {
 	o := defaultsFiles(t, "zone: a\nnotify: prog\nscript-dir: /\n", "")
 	path := filepath.Join(filepath.Dir(o.Dir), config.ProjectFile)
@@ -266,7 +266,7 @@ func TestOddFilesOfDefaults(t *testing.T) {
 	}
 }
 
-// Any text is either read, or refused with an error about that file.
+// LoadDefaults either reads a text or returns an error that names the file.
 func FuzzDefaults(f *testing.F) {
 	for _, s := range []string{"", "zone: a\nrun:\n  env: [A=1]\n", "a: &a [*a]\n", "? [a]\n: b\n", "profiles: {a: {run: {timeout: 5m}}}", "<<: {zone: a}", "!!binary x: y", "zone: !foo b"} {
 		f.Add(s)

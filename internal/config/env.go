@@ -16,7 +16,8 @@ type EnvVar struct {
 	Secret bool
 }
 
-// ValueOf returns the value that the command gets of a variable: the last one counts.
+// ValueOf returns the value of a variable for the command. If vars has several, it is the last
+// one.
 func ValueOf(vars []EnvVar, name string) (value string, ok bool) {
 	for _, v := range vars {
 		if v.Name == name {
@@ -42,9 +43,9 @@ func checkEnv(name, value string) error {
 	return nil
 }
 
-// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value is everything
-// after the first "=", taken literally. ParseEnvAssignments keeps the order. If a name
-// occurs twice, its last value is used later.
+// ParseEnvAssignments parses the values of --env, each NAME=VALUE. The value is everything after
+// the first "=", taken literally. ParseEnvAssignments keeps the order and repeated names; see
+// ValueOf.
 func ParseEnvAssignments(assignments []string) ([]EnvVar, error) {
 	var vars []EnvVar
 	for _, a := range assignments {
@@ -166,8 +167,8 @@ func assignedName(line string) (name string, ok bool) {
 	return name, ok
 }
 
-// envValue reads the value at the start of s. The result used is the number of its bytes,
-// with its line end.
+// envValue reads the value at the start of s. The result used is the number of bytes read, with
+// the line end.
 func envValue(s string) (value string, used int, err error) {
 	lead := len(s) - len(strings.TrimLeft(s, " \t"))
 	body := s[lead:]

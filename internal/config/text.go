@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// ReadText reads a whole file of UTF-8 text, at most limit bytes, without its byte order
-// mark. Errors are *FileError. When ctx ends, ReadText returns its cause. The read
-// continues, because nothing can cancel it, and a named pipe may never get a writer. So the
-// program should end when ctx ends.
+// ReadText reads a whole file of UTF-8 text, at most limit bytes, without its byte order mark.
+// Errors are *FileError. When ctx ends, ReadText returns the cause of ctx. The read itself
+// continues, because nothing can cancel it, and a named pipe may never get a writer. The program
+// should therefore end soon after ctx.
 func ReadText(ctx context.Context, path string, limit int) (string, error) {
 	type answer struct {
 		text string

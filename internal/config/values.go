@@ -33,7 +33,7 @@ var (
 	regionPattern = regexp.MustCompile(`^[a-z]+-[a-z]+[0-9]+$`)
 )
 
-// CheckZone returns an error if zone has not the form of Google's zones. It does not know
+// CheckZone returns an error if zone does not have the form of Google's zones. It does not know
 // which zones exist.
 func CheckZone(zone string) error {
 	switch {
@@ -49,7 +49,7 @@ func CheckZone(zone string) error {
 
 var projectPattern = regexp.MustCompile(`^([a-z][a-z0-9.-]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$|^[0-9]+$`)
 
-// CheckProject returns an error if project has not the form of a project id or number.
+// CheckProject returns an error if project does not have the form of a project id or number.
 func CheckProject(project string) error {
 	switch {
 	case project == "":
@@ -81,10 +81,9 @@ func CheckRunName(s string) error {
 	return fmt.Errorf("run name %q: want letters, digits, dots, underscores and dashes, beginning with a letter or digit", s)
 }
 
-// RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is legal
-// as a queued resource id, with room for a slice number, and as a directory. It has the
-// present time, in the time zone of now. The last part is random, from rnd, so that two
-// runs of the same second get different names.
+// RunName returns a name for a run of user: "ada-20260102-150405-ab3f". The name is legal as a
+// queued resource id, with room for a slice number, and as a directory. It contains the time now.
+// Its last part is random, from rnd, so that two runs of the same second get different names.
 func RunName(user string, now time.Time, rnd io.Reader) string {
 	var b [2]byte
 	if _, err := io.ReadFull(rnd, b[:]); err != nil {

@@ -72,16 +72,17 @@ const (
 	// The keepalives of SSH give up much earlier.
 	reconnectLimit = 15 * time.Minute
 
-	// stallLimit is how long the relay may be silent after we sent bytes. Then its
-	// WebSocket counts as dead. Otherwise a path that vanished without a reset would go
+	// stallLimit is how long the relay may be silent after we sent bytes. After that, the
+	// WebSocket counts as dead. Without this limit, a path that vanished without a reset would go
 	// unnoticed for minutes. The limit is longer than Config.KeepAlive, because an idle SSH
-	// connection only gets answers to keepalives. Together with stallCheck it is shorter
-	// than three KeepAlive, so that a new WebSocket exists before the connection is given
-	// up. A protocol that never answers pays one useless reconnect.
+	// connection only gets answers to keepalives. Together with stallCheck it is shorter than
+	// three KeepAlive, so that a new WebSocket exists before the connection is given up. A
+	// protocol that never answers pays one useless reconnect.
 	stallLimit = 15 * time.Second
 	stallCheck = 5 * time.Second
 
-	// A WebSocket of this age proves that the relay works, even if no byte passed.
+	// settled is the age from which a WebSocket proves that the relay works, even if no byte
+	// passed.
 	settled = 30 * time.Second
 
 	// linger limits how long Close sends the rest of the written bytes.
@@ -111,15 +112,15 @@ const (
 	keepBuffer = 64 << 10
 )
 
-// Dial connects to a port of an instance's network interface, for example "nic0", which ""
-// also means. Dial ends when ctx does. After that, ctx does not affect the connection. The
-// error is an *Error. The connection owns its goroutines; Close ends them.
+// Dial connects to a port of an instance. nic is the network interface; "" means "nic0". Dial
+// ends when ctx does. After that, ctx does not affect the connection. The error is an *Error. The
+// connection owns its goroutines; Close ends them.
 //
-// Write returns when the bytes are in the window of bytes that the relay has not confirmed.
-// Read returns io.EOF when the instance closed the connection in good order, and a
-// *net.OpError with an *Error when the tunnel broke. Close takes a round trip or a tenth of
-// a second, or up to two seconds while written bytes are not yet sent. So close many
-// connections at the same time.
+// Write returns when the bytes are in the window of bytes that the relay has not confirmed. Read
+// returns io.EOF when the instance closed the connection in good order, and a *net.OpError with
+// an *Error when the tunnel broke. Close takes a round trip, or a tenth of a second at most. If
+// written bytes are not yet sent, it takes up to two seconds more. Close many connections at the
+// same time, not one after the other.
 func (t *Proxy) Dial(ctx context.Context, zone, instance, nic string, port int) (net.Conn, error) {
 	if nic == "" {
 		nic = "nic0"
@@ -160,8 +161,8 @@ type address string
 func (a address) Network() string { return "iap" }
 func (a address) String() string  { return string(a) }
 
-// tunnel is a tunnel. Offsets count from the first byte of their direction, like the
-// relay's.
+// tunnel is the net.Conn that Dial returns. Its offsets count from the first byte of their
+// direction, as the relay's do.
 type tunnel struct {
 	iap    *Proxy
 	target target
@@ -379,7 +380,7 @@ func (c *tunnel) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		case <-c.clock.After(stallCheck):
 		}
 		c.mu.Lock()
-		// While the inbox is full, we do not receive, so a silence is not the relay's.
+		// While the inbox is full, we receive nothing. Silence is then not the relay's fault.
 		stalled := !c.waiting.IsZero() && c.inbox.len() < readWindow &&
 			c.clock.Now().Sub(c.waiting) >= stallLimit
 		c.mu.Unlock()
@@ -431,10 +432,9 @@ func (c *tunnel) reconnect(cause error) (*websocket.Conn, error) {
 	}
 }
 
-// reconnectWait returns the pause before a reconnect. A restart of a relay may cut the
-// tunnels of 2048 workers. The first pause is just long enough that they do not all
-// reconnect in one moment. Later pauses grow by a half from 1 s to 20 s. Half of each is
-// random.
+// reconnectWait returns the pause before a reconnect. A restart of a relay may cut the tunnels of
+// 2048 workers. The first pause is just long enough that they do not all reconnect in one moment.
+// Later pauses grow by a half from 1 s to 20 s. Half of each pause is random.
 func reconnectWait(tries int) time.Duration {
 	if tries == 0 {
 		return rand.N(250 * time.Millisecond)
@@ -446,8 +446,8 @@ func reconnectWait(tries int) time.Duration {
 	return d/2 + rand.N(d/2)
 }
 
-// open opens a WebSocket for the tunnel, which is new, or known to the relay by its sid.
-// The error is an *Error.
+// open opens a WebSocket for a new tunnel, or for one that the relay knows by its sid. The error
+// is an *Error.
 func (c *tunnel) open(ctx context.Context) (*websocket.Conn, error) {
 	limit := c.iap.openLimit
 	if limit <= 0 {
@@ -913,8 +913,8 @@ func (e *Error) Cause() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// explain returns the error of a tunnel that could not be opened or broke: the relay's
-// reason, or else our own, or else err.
+// explain returns the error of a tunnel that could not be opened, or that broke. Its reason is
+// the relay's, or else the cause of ctx, or else err.
 func (t target) explain(ctx context.Context, err error) *Error {
 	var told *Error
 	var closed websocket.CloseError
@@ -953,7 +953,7 @@ func (t target) closedWith(e websocket.CloseError) *Error {
 	return t.newError(code, 0, err)
 }
 
-// refused returns the error for a handshake with another HTTP status.
+// refused returns the error for a handshake that the relay answered with an HTTP error.
 func (t target) refused(resp *http.Response) *Error {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1024)) // a part of the text is enough
 	reason := oneLine(htmlTag.ReplaceAllString(string(text), " "))
@@ -963,8 +963,8 @@ func (t target) refused(resp *http.Response) *Error {
 	return t.newError(0, resp.StatusCode, errors.New(reason))
 }
 
-// htmlTag matches a tag, and a style, script or title element with its content. Errors of
-// Google's front ends are pages.
+// htmlTag matches a tag, and a style, script or title element with its content. Google's front
+// ends send errors as HTML pages.
 var htmlTag = regexp.MustCompile(`(?s)<(style|script|title).*?</(style|script|title)>|<[^>]*>`)
 
 // oneLine turns a remote text into one line of at most 200 bytes and an ellipsis.

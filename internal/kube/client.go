@@ -46,17 +46,16 @@ import (
 	"multihost/internal/fault"
 )
 
-// A Config says which API server to use, and how. It has either a Server or Kubeconfig
-// files.
+// A Config says which API server to use, and how. It has either Server or Kubeconfig.
 type Config struct {
-	// Kubeconfig has the names of files in kubectl's format. Of entries with the same name,
-	// the first one is used. A missing file is skipped. Context is the entry to use; "":
-	// the current context of the files.
+	// Kubeconfig has the names of files in kubectl's format. If entries have the same name, the
+	// first one is used. A missing file is skipped. Context is the entry to use; "" means the
+	// current context of the files.
 	Kubeconfig []string
 	Context    string
 
 	// Server is the address of the API server: "https://34.1.2.3". CA is its certificate
-	// authority in PEM; nil: those of this machine. Token signs every request.
+	// authority in PEM; nil means those of this machine. Token signs every request.
 	Server string
 	CA     []byte
 	Token  oauth2.TokenSource
@@ -266,7 +265,7 @@ func (c *Client) Resource(ctx context.Context, apiVersion, kind string) (Kind[un
 	list := c.served[apiVersion]
 	c.mu.Unlock()
 	what := fmt.Sprintf("find kind %q of %s", kind, apiVersion)
-	if list == nil || resourceOf(list, kind) == nil { // it may have been installed since
+	if list == nil || resourceOf(list, kind) == nil { // the kind may have been installed since
 		list = &metav1.APIResourceList{}
 		if err := c.read(ctx, what, path, list); err != nil {
 			return Kind[unstructured.Unstructured]{}, err
@@ -292,7 +291,7 @@ func resourceOf(list *metav1.APIResourceList, kind string) *metav1.APIResource {
 	return &list.APIResources[i]
 }
 
-// read reads the server's answer at a path without objects.
+// read reads the server's JSON at a path into the value into.
 func (c *Client) read(ctx context.Context, what, path string, into any) error {
 	return c.do(ctx, what, func(ctx context.Context) error {
 		data, err := c.rest.Get().AbsPath(path).Do(ctx).Raw()

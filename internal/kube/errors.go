@@ -61,7 +61,7 @@ func AlreadyExists(err error) bool { return apierrors.IsAlreadyExists(err) }
 // has set a field that Apply would change.
 func Conflict(err error) bool { return apierrors.IsConflict(err) }
 
-// Expired reports whether an error says that a list or watch must begin anew.
+// Expired reports whether an error says that a list or watch must start again from the beginning.
 func Expired(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
 
 // Invalid reports whether an error says that the server refuses an object as it is.
@@ -98,7 +98,7 @@ func (c *Client) fail(what string, err error, tries int) error {
 	return e
 }
 
-// conflictHint says who owns a field.
+// conflictHint returns the hint for a field that another program has set, or "".
 func conflictHint(err error) string {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -139,8 +139,8 @@ func retryable(err error) bool {
 	return status.Status().Code >= 500 && !refusedByWebhook(err) || apierrors.IsTooManyRequests(err)
 }
 
-// refusedByWebhook reports whether a webhook of the cluster has refused an object. An
-// unreachable webhook has not, because it is about to start.
+// refusedByWebhook reports whether a webhook of the cluster has refused an object. An unreachable
+// webhook does not count, because it may be starting.
 func refusedByWebhook(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "admission webhook") && strings.Contains(text, "denied the request")

@@ -51,14 +51,14 @@ type Stream struct {
 	writes sync.Mutex   // held while a message is written
 	heard  atomic.Int64 // Unix time of the last message from the server, in nanoseconds
 	idle   atomic.Bool  // Receive waits for the server, not for a writer
-	sent   atomic.Int64 // begun messages of input
-	taken  atomic.Int64 // messages of input that the server has surely read
+	sent   atomic.Int64 // number of messages of input that send has begun
+	taken  atomic.Int64 // number of messages of input that the server is known to have read
 }
 
-// Exec starts a command in a container. A secret belongs in the input, because the server
-// writes the command into its audit log. Exec returns when the API server has accepted the
-// request. If the node then does not start the command, Receive returns ErrNotStarted. Exec
-// does not retry, because the command could run twice.
+// Exec starts a command in a container. Do not put a secret into the command, because the server
+// writes the command into its audit log. Send it as input. Exec returns when the API server has
+// accepted the request. If the node then does not start the command, Receive returns
+// ErrNotStarted. Exec does not retry, because the command could run twice.
 func (c *Client) Exec(ctx context.Context, r ExecRequest) (*Stream, error) {
 	what := fmt.Sprintf("run a command in pod %q", namespaceOf(r.Namespace, c)+"/"+r.Pod)
 	limited, cancel := context.WithTimeoutCause(ctx, tryLimit, errNoAnswer)
@@ -131,7 +131,7 @@ func (s *Stream) hear() { s.heard.Store(time.Now().UnixNano()) }
 type Pulse struct {
 	Heard time.Time // time of the last output or answer to a Ping
 
-	// Busy says that Receive waits for a writer, so that it can hear nothing.
+	// Busy says that Receive waits for a writer and hears nothing meanwhile.
 	Busy bool
 
 	// Unread says that the server may not have read all input. It then waits for the
@@ -144,8 +144,8 @@ func (s *Stream) Pulse() Pulse {
 	return Pulse{Heard: time.Unix(0, s.heard.Load()), Busy: !s.idle.Load(), Unread: s.sent.Load() > s.taken.Load()}
 }
 
-// Ping asks the server for an answer, whose time is then in Pulse. It waits while input is
-// being sent.
+// Ping asks the server for an answer. Pulse then has the time of the answer. Ping waits while
+// input is being sent.
 func (s *Stream) Ping() error {
 	s.writes.Lock()
 	defer s.writes.Unlock()
@@ -216,7 +216,7 @@ func (s *Stream) Close() { s.socket.Close() }
 // the error of a writer.
 func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 	var ended *metav1.Status
-	heard := false // a sign of the command has come
+	heard := false // the command has written output
 	for {
 		s.idle.Store(true)
 		kind, message, err := s.socket.NextReader()
@@ -247,7 +247,7 @@ func (s *Stream) Receive(stdout, stderr io.Writer) (code int, err error) {
 	}
 }
 
-// copy copies a message. The reader's error is ErrCut.
+// copy copies a message. If reading it fails, the error is ErrCut.
 func (s *Stream) copy(to io.Writer, message io.Reader) error {
 	from := &readError{r: message}
 	_, err := io.Copy(struct{ io.Writer }{to}, from)

@@ -24,8 +24,8 @@ type Objects[T any] struct {
 	namespace string // "": none
 }
 
-// In returns the objects in a namespace. "" is the client's namespace. Everywhere is
-// allowed for List and Watch.
+// In returns the objects in a namespace. "" means the client's namespace. Everywhere is allowed
+// only for List and Watch.
 func (k Kind[T]) In(c *Client, namespace string) Objects[T] {
 	switch {
 	case k.Cluster:
@@ -44,7 +44,7 @@ func (o Objects[T]) at() dynamic.ResourceInterface {
 	return all.Namespace(o.namespace)
 }
 
-// what names a call in messages: `get pod "team/p"`.
+// what returns the name of a call for messages: `get Pod "team/p"`.
 func (o Objects[T]) what(verb, name string) string {
 	if o.namespace != "" && name != "" {
 		name = o.namespace + "/" + name
@@ -190,11 +190,11 @@ type RemoveOptions struct {
 	// and Conflict then reports true for the error.
 	UID string
 
-	// Foreground keeps the object until all that belongs to it has gone. Otherwise the
-	// object goes at once, and what belongs to it soon after.
+	// With Foreground, the server deletes the object after everything that belongs to it.
+	// Otherwise it deletes the object first.
 	Foreground bool
 
-	Grace *int64 // seconds in which pods may end; nil: as in the pods
+	Grace *int64 // seconds that pods have to end; nil: as the pods say
 }
 
 // Delete begins to delete an object, and all that belongs to it. It does not wait until the
@@ -218,7 +218,7 @@ func (o Objects[T]) Delete(ctx context.Context, name string, r RemoveOptions) (d
 	return err == nil, err
 }
 
-// Body returns an object in Create's JSON.
+// Body returns the JSON that Create sends for an object.
 func (o Objects[T]) Body(object *T) ([]byte, error) {
 	raw, err := o.encode(object)
 	if err != nil {

@@ -34,18 +34,18 @@ type WatchOptions struct {
 	Away func(error)
 }
 
-// watchLimit is how long the server serves each request for a watch. At the latest then,
-// Watch notices that a front end has cut the connection without a word.
+// watchLimit limits how long the server serves one request for a watch. If a front end drops the
+// connection silently, Watch notices that after this time at the latest.
 const watchLimit = 5 * time.Minute
 
 // shortWatch is the shortest time between the starts of two watches.
 const shortWatch = 500 * time.Millisecond
 
-// Watch reports the existing objects and then each change to f, until f fails or ctx ends.
-// It begins anew after an outage of the server, and when the server has forgotten the
-// latest changes. It omits no object, but may report several changes of an object as one.
-// Watch returns f's error, the cause of ctx, or an *Error that is not temporary, for
-// example a missing permission.
+// Watch reports the existing objects and then each change to f, until f fails or ctx ends. It
+// starts again after an outage of the server, and when the server no longer knows the latest
+// changes. It omits no object, but may report several changes of an object as one. Watch returns
+// f's error, the cause of ctx, or an *Error that is not temporary, for example a missing
+// permission.
 func (o Objects[T]) Watch(ctx context.Context, w WatchOptions, f func(Change[T]) error) error {
 	state := &watcher[T]{o: o, w: w, f: f, known: map[string]*T{}}
 	for {
@@ -76,7 +76,7 @@ type watcher[T any] struct {
 	pause   time.Duration // before the next try during an outage; 0: no outage
 }
 
-// told is an error of the function that Watch's caller gave.
+// told wraps an error of the function f of Watch.
 type told struct{ error }
 
 func (t told) Unwrap() error { return t.error }
@@ -190,7 +190,7 @@ func (s *watcher[T]) follow(ctx context.Context) error {
 	case <-short:
 	case <-ctx.Done():
 	}
-	return nil // the limit has passed, or the connection has ended: the next watch shows which
+	return nil // the limit has passed, or the connection has ended; the next watch finds out
 }
 
 // take handles one event of a watch.

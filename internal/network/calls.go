@@ -23,8 +23,7 @@ const (
 	// operationLimit limits one change. Creating an auto mode network takes about 40 s,
 	// deleting it about 30 s.
 	operationLimit = 10 * time.Minute
-	// notReadyLimit is how long a change is retried if the network that it needs is not
-	// ready yet.
+	// notReadyLimit is how long a change is retried while the network is not ready yet.
 	notReadyLimit = 2 * time.Minute
 )
 
@@ -32,10 +31,11 @@ const (
 // safe.
 type sender func(ctx context.Context, requestID string) (*computepb.Operation, error)
 
-// calls are the calls of the APIs. A change returns when its operation has ended.
+// calls makes the calls of the APIs. A call that changes something returns when its operation has
+// ended.
 type calls struct {
 	gcp    *gcp.Client
-	lifeOf func(state string) provision.Life // from the state of a queued resource
+	lifeOf func(state string) provision.Life // translates the state of a queued resource
 
 	once sync.Once
 	api  *api
@@ -233,8 +233,8 @@ func (c *calls) deleteFirewall(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// tpuUsers returns the TPU nodes of all zones on the network, and the queued resources that
-// do not have their nodes yet.
+// tpuUsers returns the TPU nodes of all zones on the network, and the queued resources that will
+// make nodes on it.
 func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -275,9 +275,9 @@ func (c *calls) tpuUsers(ctx context.Context, name string) ([]string, error) {
 	return users, err
 }
 
-// change sends a request and waits until its operation ends. If either fails because the
-// network is not ready yet, it sends the request again with a new request id: the old one
-// stands for the failed operation.
+// change sends a request and waits until its operation ends. If either fails because the network
+// is not ready yet, change sends the request again. It uses a new request id, because the old id
+// belongs to the failed operation.
 func (c *calls) change(ctx context.Context, what, name string, send sender) error {
 	clock := c.gcp.Clock()
 	start := clock.Now()
@@ -298,8 +298,9 @@ func (c *calls) change(ctx context.Context, what, name string, send sender) erro
 	})
 }
 
-// wait polls a global operation until it is done. The client library's Wait returns nil for
-// a failed operation without httpErrorStatusCode, and its first pause is always one second.
+// wait polls a global operation until it is done. It does not use the client library's Wait,
+// which returns nil for a failed operation without httpErrorStatusCode and always pauses for one
+// second first.
 func (c *calls) wait(ctx context.Context, op *computepb.Operation, what, name string, start time.Time) error {
 	api, err := c.clients(ctx)
 	if err != nil {

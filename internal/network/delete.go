@@ -33,13 +33,12 @@ func (d Deletion) Text(name string) string {
 	return "would delete network " + name + " with its firewall rules " + strings.Join(d.Firewalls, ", ") + "\n"
 }
 
-// Delete deletes the network called name and its firewall rules, the rules first. A network
-// that does not exist counts as deleted. Delete changes nothing and returns an error if
-// multihost did not create the network (*NotOursError) or one of its rules
-// (*ForeignRulesError), if TPUs or VMs use the network or are about to (*InUseError), or if
-// Compute Engine refuses to list the VMs. Only the API knows other users of the network. If
-// it refuses because of them, Delete puts the deleted rules back, so that these users can
-// continue, and returns an *InUseError.
+// Delete deletes the network called name and its firewall rules, the rules first. If the network
+// does not exist, Delete returns no error. It changes nothing and returns an error in these
+// cases: multihost did not create the network (*NotOursError) or one of its rules
+// (*ForeignRulesError); TPUs or VMs use the network or are about to (*InUseError); Compute Engine
+// refuses to list the VMs. Only the API knows other users of the network. If the API refuses
+// because of them, Delete creates the deleted rules again and returns an *InUseError.
 func (c *Client) Delete(ctx context.Context, name string) (Deletion, error) {
 	d := Deletion{Firewalls: []string{}}
 	rules, err := c.planDelete(ctx, name)
@@ -81,8 +80,8 @@ func (c *Client) sayAbsent(kind, name string) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "%s %q does not exist: nothing to delete", kind, name)
 }
 
-// planDelete returns the rules to delete before the network: nil if there is no network,
-// empty if it has no rules.
+// planDelete returns the rules to delete before the network. The result is nil if there is no
+// network, and empty if the network has no rules.
 func (c *Client) planDelete(ctx context.Context, name string) ([]*computepb.Firewall, error) {
 	if err := checkName("network", name, 63); err != nil {
 		return nil, err
@@ -150,12 +149,11 @@ func (c *Client) delete(ctx context.Context, name string, rules []*computepb.Fir
 	return err
 }
 
-// restore creates the removed rules of a network again, if the network could not be
-// deleted.
+// restore creates the removed rules of a network again after the network could not be deleted.
 func (c *Client) restore(ctx context.Context, removed []*computepb.Firewall) error {
 	for _, fw := range removed {
 		fw = proto.CloneOf(fw)
-		// The server sets these.
+		// The server sets these fields.
 		fw.Id, fw.Kind, fw.SelfLink, fw.CreationTimestamp = nil, nil, nil, nil
 		if err := c.calls.insertFirewall(ctx, fw); err != nil && gcp.ClassOf(err) != gcp.AlreadyExists {
 			return fmt.Errorf("put back firewall rule %q, without which machines of the network may not reach each other: %w", fw.GetName(), err)
@@ -180,9 +178,9 @@ func usesNetwork(n *tpuapi.Node, name string) bool {
 	})
 }
 
-// waitsForNetwork reports whether a queued resource of this life will make nodes on the
-// network. A failed or suspended one makes none, and tpuUsers lists the nodes of an active
-// one. One in an unknown state may make some.
+// waitsForNetwork reports whether a queued resource of this life will make nodes on the network.
+// A failed or suspended one makes none. tpuUsers lists the nodes of an active one. A queued
+// resource in an unknown state counts as one that will make nodes.
 func waitsForNetwork(q *tpuapi.QueuedResource, life provision.Life, name string) bool {
 	if q.Tpu == nil || !life.Queued() && life != provision.Provisioning {
 		return false

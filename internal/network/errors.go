@@ -76,9 +76,9 @@ func (e *MismatchError) Hint() string {
 	return hint
 }
 
-// beside returns the command that creates the wanted rule under another name, for the
-// source ranges that the existing rule does not allow. It is "" if the existing rule allows
-// all of them, or if it denies: of two matching rules, the one that denies wins.
+// beside returns the command that creates the wanted rule under another name, for the source
+// ranges that the existing rule does not allow. It is "" if the existing rule allows all of them.
+// It is also "" if the existing rule denies traffic, because it would override the new rule.
 func (e *MismatchError) beside() string {
 	if slices.ContainsFunc(e.Differences, func(d Difference) bool { return d.Field == "action" }) {
 		return ""
@@ -101,8 +101,8 @@ func (e *MismatchError) beside() string {
 	return remote.CommandLine(words...)
 }
 
-// missingRanges returns the wanted source ranges that the existing rule lacks, or all of
-// them if the rule differs in something else, too.
+// missingRanges returns the wanted source ranges that the existing rule lacks. If the rules also
+// differ in something else, it returns all wanted source ranges.
 func (e *MismatchError) missingRanges() []string {
 	if len(e.Differences) != 1 || e.Differences[0].Field != "source ranges" {
 		return e.rule.SourceRanges
@@ -112,7 +112,7 @@ func (e *MismatchError) missingRanges() []string {
 	return slices.DeleteFunc(strings.Split(d.Want, ","), func(r string) bool { return slices.Contains(have, r) })
 }
 
-// takeFlags returns the flags that ask for the network as it exists.
+// takeFlags returns the flags with which the existing network is the wanted one.
 func (e *MismatchError) takeFlags() string {
 	var flags []string
 	for _, d := range e.Differences {
@@ -173,7 +173,7 @@ func (e *NotOursError) Hint() string {
 	return "if it is yours to delete: " + remote.CommandLine("gcloud", "compute", kind, "delete", e.Name, "--project="+e.project)
 }
 
-// A ForeignRulesError says that a network of ours has firewall rules that multihost did
+// A ForeignRulesError says that a network that multihost created has firewall rules that it did
 // not create. Nothing was deleted.
 type ForeignRulesError struct {
 	Network string
@@ -202,7 +202,7 @@ func (e *ForeignRulesError) Hint() string {
 // uses it.
 type InUseError struct {
 	Network string
-	Verb    string   // the impossible action; "": delete
+	Verb    string   // the refused action; "": delete
 	Users   []string // "TPU node t-0 (us-central2-b)", "VM v-0 (us-east5-a)"
 	Err     error    // the API's answer; nil if there was no request
 }
@@ -280,7 +280,7 @@ func notReady(err error) bool {
 	return errors.As(err, &e) && e.HTTP == 400 && (e.Reason == "resourceNotReady" || notReadyText.MatchString(e.Message))
 }
 
-// inUse reports whether err says that something uses the resource. users are named in the
+// inUse reports whether err says that something uses the resource. users are the names in the
 // message.
 func inUse(err error) (users []string, ok bool) {
 	var op *gcp.OperationError

@@ -23,23 +23,22 @@ const defaultPriority = 1000
 type FirewallRule struct {
 	Name    string `json:"name"`
 	Network string `json:"network"`
-	// Allow lists the traffic that may pass, in the form of gcloud's --allow:
-	// "tcp", "tcp:22", "udp:1-1000", "all". One element may hold several,
-	// separated by commas.
+	// Allow lists the traffic that may pass, in the form of gcloud's --allow: "tcp", "tcp:22",
+	// "udp:1-1000", "all". An element may have several of these, separated by commas.
 	Allow []string `json:"allow"`
-	// SourceRanges are those of an ingress rule. Without these and SourceTags, traffic may
-	// come from anywhere.
+	// SourceRanges are the sources of an ingress rule. If SourceRanges and SourceTags are both
+	// empty, the rule applies to traffic from anywhere.
 	SourceRanges []string `json:"source_ranges,omitempty"`
 	TargetTags   []string `json:"target_tags,omitempty"`
-	Priority     int      `json:"priority,omitempty"`  // 0: 1000
-	Direction    string   `json:"direction,omitempty"` // INGRESS or ""; or EGRESS
+	Priority     int      `json:"priority,omitempty"`  // 0 means the default, 1000
+	Direction    string   `json:"direction,omitempty"` // INGRESS (also "") or EGRESS
 
 	// The fields below are only for existing rules.
 	Denies     bool     `json:"denies,omitempty"` // the rule denies the traffic in Allow
 	Disabled   bool     `json:"disabled,omitempty"`
 	SourceTags []string `json:"source_tags,omitempty"`
 	Limited    bool     `json:"limited,omitempty"` // applies only to service accounts or destinations
-	Owned      bool     `json:"owned"`             // has our mark
+	Owned      bool     `json:"owned"`             // has the mark of this package
 }
 
 func (r FirewallRule) withDefaults() FirewallRule {
@@ -263,8 +262,8 @@ func words(protocol string, ports []string) []string {
 	return out
 }
 
-// differences compares an existing rule with the wanted one, whatever their order and
-// spelling. Both must have their defaults set.
+// differences compares an existing rule with the wanted one. It ignores the order and the
+// spelling of ranges, tags and protocols. Both rules must have their defaults set.
 func differences(have, want FirewallRule) []Difference {
 	var out []Difference
 	compare := func(field, h, w string) {
@@ -345,9 +344,9 @@ func (c *Client) PlanFirewall(ctx context.Context, rule FirewallRule) (Plan, err
 	return Plan{Actions: []Action{c.planRule(rule, rules)}}, nil
 }
 
-// CreateFirewall creates one rule, unless an equal one exists, and reports whether it did.
-// As in gcloud, a rule without source ranges allows the whole internet; CreateFirewall
-// warns about it.
+// CreateFirewall creates one rule, unless an equal one exists, and reports whether it did. As in
+// gcloud, a rule without source ranges allows the whole internet. CreateFirewall warns about such
+// a rule.
 func (c *Client) CreateFirewall(ctx context.Context, rule FirewallRule) (created bool, err error) {
 	plan, err := c.PlanFirewall(ctx, rule)
 	if err != nil {
@@ -376,8 +375,8 @@ func (c *Client) DeleteFirewall(ctx context.Context, name string) (deleted bool,
 	return c.calls.deleteFirewall(ctx, name)
 }
 
-// ShowFirewalls returns the rules of network, or of all networks if it is "", sorted by
-// network and name.
+// ShowFirewalls returns the rules of a network, sorted by network and name. If network is "", it
+// returns the rules of all networks.
 func (c *Client) ShowFirewalls(ctx context.Context, network string) ([]FirewallRule, error) {
 	all, err := c.calls.listFirewalls(ctx)
 	if err != nil {

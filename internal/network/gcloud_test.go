@@ -12,8 +12,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The commands of MaxText's documents, and one that our own plan prints, make gcloud send
-// the same requests as ours, except for the listed differences.
+// The test runs gcloud with the commands of MaxText's documents and with one that a Plan prints.
+// gcloud sends the same requests as multihost, except for the listed differences.
 func TestGcloudSendsTheSameRequests(t *testing.T) {
 	t.Parallel()
 	testkit.NeedGcloud(t)

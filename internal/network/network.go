@@ -1,6 +1,6 @@
-// Package network creates, shows and deletes the VPC network over which TPU slices
-// communicate, and its firewall rules. Plan reads what exists and says what would change.
-// Apply makes the changes. The same options change nothing the second time.
+// Package network creates, shows and deletes the VPC network over which TPU slices communicate,
+// and its firewall rules. Plan reads what exists and says what would change. Apply makes the
+// changes. Applying the same options again changes nothing.
 //
 // Everything that this package creates has a mark in its description. The package
 // deletes only what has the mark.
@@ -57,13 +57,12 @@ type Options struct {
 	MTU         int    // 8896
 	SubnetMode  string // auto (default), custom or legacy
 	RoutingMode string // regional (default) or global
-	// SSHSourceRanges may reach tcp:22. Default: IAPRange. {NoSSH}: nobody.
+	// SSHSourceRanges may reach tcp:22. The default is IAPRange. With {NoSSH}, nobody may.
 	SSHSourceRanges []string
-	// InternalRanges may reach the machines on tcp, udp and icmp. Default: the
-	// range of auto mode networks, 10.128.0.0/9; 10.0.0.0/8 in custom mode;
-	// 10.240.0.0/16 in legacy mode.
+	// InternalRanges may reach the machines on tcp, udp and icmp. The default is 10.128.0.0/9 in
+	// auto mode, 10.0.0.0/8 in custom mode and 10.240.0.0/16 in legacy mode.
 	InternalRanges []string
-	// AllPortsFrom may reach every port. Default: nobody.
+	// AllPortsFrom may reach every port. By default, nobody may.
 	AllPortsFrom []string
 }
 
@@ -225,9 +224,9 @@ func parseRange(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// SetMTU changes the MTU of a network, and reports whether it did. If Client.Users finds a
-// user of the network, it changes nothing and returns an *InUseError. Running machines keep
-// the old MTU until they reboot, and may not reach machines with the new one.
+// SetMTU changes the MTU of a network, and reports whether it did. If something uses the network,
+// SetMTU changes nothing and returns an *InUseError. Running machines keep the old MTU until they
+// reboot, and may not reach machines with the new one.
 func (c *Client) SetMTU(ctx context.Context, name string, mtu int) (changed bool, err error) {
 	if err := errors.Join(checkName("network", name, 63), checkMTU(mtu)); err != nil {
 		return false, err
@@ -263,8 +262,8 @@ type Client struct {
 	calls *calls
 }
 
-// New returns a Client that makes its calls through g. lifeOf translates the state of a
-// queued resource, which may be about to use a network. New does no I/O.
+// New returns a Client that makes its calls through g. lifeOf translates the state of a queued
+// resource. New does no I/O.
 func New(g *gcp.Client, lifeOf func(state string) provision.Life) *Client {
 	return &Client{gcp: g, calls: &calls{gcp: g, lifeOf: lifeOf}}
 }

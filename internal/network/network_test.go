@@ -285,7 +285,7 @@ func TestFirewallOfTheSeeds(t *testing.T) {
 	if !n.Said(event.Warn, "whole internet") || !n.Said(event.Warn, "--source-ranges=") {
 		t.Errorf("no warning: %v", n.Notes())
 	}
-	// The server fills in omitted fields, which are no difference.
+	// The server fills in omitted fields. Those do not count as differences.
 	f.firewalls["mtu9kfw"]["sourceRanges"] = []any{"0.0.0.0/0"}
 	f.firewalls["mtu9kfw"]["priority"] = 1000
 	created, err = c.CreateFirewall(t.Context(), rule)

@@ -28,7 +28,7 @@ type Action struct {
 	Verb     Verb   `json:"verb"`
 	Resource string `json:"resource"` // "network" or "firewall"
 	Name     string `json:"name"`
-	Gcloud   string `json:"gcloud,omitempty"` // for a create: the equal gcloud command line
+	Gcloud   string `json:"gcloud,omitempty"` // for Create: the gcloud command line that does the same
 	Reason   string `json:"reason,omitempty"`
 
 	network  *computepb.Network
@@ -38,7 +38,7 @@ type Action struct {
 	conflict error
 }
 
-// A Plan lists what would be done, in order. It is valid only at the moment when it is made.
+// A Plan lists what would be done, in order. It does not notice later changes of the network.
 type Plan struct {
 	Actions []Action `json:"actions"`
 }
@@ -68,8 +68,8 @@ func (p Plan) Changes() int {
 	return n
 }
 
-// String returns the plan for people, with one line for each resource. Below a resource to
-// create stands the equal gcloud command.
+// String returns the plan for people, with one line for each resource. Below each resource to
+// create is the gcloud command that does the same.
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, a := range p.Actions {
@@ -143,7 +143,7 @@ func (c *Client) planNetwork(o Options, have *computepb.Network) Action {
 	return a
 }
 
-// planRule compares rule with the project's rules, whose names are unique over all
+// planRule compares rule with the project's rule of the same name. Names are unique across
 // networks. rule must have its defaults set.
 func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Action {
 	a := Action{Resource: "firewall", Name: rule.Name, rule: rule}
@@ -165,9 +165,9 @@ func (c *Client) planRule(rule FirewallRule, existing []*computepb.Firewall) Act
 	return a
 }
 
-// Apply creates the resources of plan, the network before its rules, and waits until each
-// exists. If plan has a conflict, it changes nothing and returns plan.Err(). If Apply fails
-// half-way, what it has created stays, and a new Plan continues from there.
+// Apply creates the resources of plan, the network before its rules, and waits until each exists.
+// If plan has a conflict, it changes nothing and returns plan.Err(). If Apply fails half-way, the
+// resources that it has created stay. A new Plan continues from there.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
 		return err
@@ -222,7 +222,7 @@ func (c *Client) sayUnchanged(plan Plan) {
 	event.Notef(c.gcp.Sink(), event.Info, "", "nothing to change: %s as wanted", strings.Join(names, ", "))
 }
 
-// sayHints reports what users probably need next, after plan was applied.
+// sayHints reports what users probably need after plan was applied.
 func (c *Client) sayHints(plan Plan) {
 	for _, a := range plan.Actions {
 		switch {

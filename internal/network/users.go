@@ -13,16 +13,16 @@ import (
 	"multihost/internal/provision"
 )
 
-// A machineList is what Compute Engine knows about machines of all zones.
+// A machineList has the machines of all zones, and what makes machines.
 type machineList struct {
 	vms       []*computepb.Instance
 	groups    []*computepb.InstanceGroupManager
 	templates []*computepb.InstanceTemplate
 }
 
-// users returns what uses the network or is about to: machines of Compute Engine and TPUs.
-// Delete needs it, because the API refuses to delete a network in use, but not the rules of
-// such a network. Without the rules, the workers of a running job lose each other.
+// users returns the machines of Compute Engine and the TPUs that use the network or are about to.
+// Delete needs them, because the API refuses to delete a network in use, but not its rules.
+// Without the rules, the workers of a running job cannot reach each other.
 func (c *calls) users(ctx context.Context, name string) ([]string, error) {
 	machines, err := c.machines(ctx)
 	if err != nil {
@@ -31,7 +31,7 @@ func (c *calls) users(ctx context.Context, name string) ([]string, error) {
 	return c.usersAmong(ctx, machines, name)
 }
 
-// usersAmong is users for a caller that has the machines already.
+// usersAmong does what users does, for a caller that has the machines already.
 func (c *calls) usersAmong(ctx context.Context, machines machineList, name string) ([]string, error) {
 	tpus, err := c.tpuUsers(ctx, name)
 	if err != nil {
@@ -42,8 +42,8 @@ func (c *calls) usersAmong(ctx context.Context, machines machineList, name strin
 	return slices.Compact(all), nil
 }
 
-// on returns the machines on the network, stopped VMs included, and what will make machines
-// there: groups, and templates so young that their group may still come.
+// on returns the machines on the network, also stopped VMs. It also returns what may make
+// machines on it: groups, and templates so new that a group may still be made from them.
 func (m machineList) on(network string, now time.Time) []string {
 	var users []string
 	for _, vm := range m.vms {
@@ -87,8 +87,8 @@ func pathBelowProject(address string) string {
 	return address
 }
 
-// machines reads the machines of all zones. Without the right to list them, nobody can know
-// whether a network is in use, so every refusal is an error.
+// machines reads the machines of all zones. Every refusal is an error, because the network may
+// then be in use.
 func (c *calls) machines(ctx context.Context) (all machineList, err error) {
 	api, err := c.clients(ctx)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A mute provider has one slice, whose VMs run but do not tell which worker they are.
+// A mute provider has one slice. The VMs of the slice run, but their worker numbers are unknown.
 type mute struct {
 	provision.Provider
 	consoles []provision.Console
@@ -38,7 +38,7 @@ func (m mute) Consoles(_ context.Context, s tpu.Slice, vms []string) ([]provisio
 	return m.consoles, m.err
 }
 
-// If slices do not come up in time, the error says what their serial consoles say.
+// If slices are not ready in time, the error quotes their serial consoles.
 func TestADeadlineSaysWhatConsolesSay(t *testing.T) {
 	t.Parallel()
 	const known = "; VM m-0-b: its kernel has stopped, its serial console says: Kernel panic"

@@ -17,25 +17,25 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Joined makes several providers look like one. The first provider makes what is requested,
-// and its words are used while no resource is known. Joined finds what exists, whichever
-// provider made it, and keeps the words of that provider.
+// Joined makes several providers look like one. The first provider makes new resources. Joined
+// finds existing resources of all providers, and describes each in the words of its own provider.
+// While no resource is known, it uses the words of the first provider.
 type Joined struct {
-	provision.Provider // the first one
+	provision.Provider // the first of all
 	all                []provision.Provider
 	*memory
 }
 
-// A memory is what a Joined has found out. It is safe for concurrent use.
+// A memory holds what a Joined has found out. It is safe for concurrent use.
 type memory struct {
 	mu    sync.Mutex
-	owner map[string]provision.Provider // the provider that had a resource of this name when it was last seen
+	owner map[string]provision.Provider // provider that had the resource when it was last seen, by name of the resource
 	shows map[int]bool                  // indexes of providers that have shown something
 
 	sink   event.Sink
-	warned map[int]bool     // indexes of providers without an answer, about which the user knows
-	asked  bool             // the user asks for what all providers have; see Expect
-	unseen map[string]error // by kind: why the last call of Slices has no slices of a provider
+	warned map[int]bool     // indexes of providers that did not answer and about which warn has told the user
+	asked  bool             // Expect was called
+	unseen map[string]error // why the last call of Slices had no slices of a provider, by its kind
 }
 
 var (
@@ -46,18 +46,19 @@ var (
 	_ provision.Numberer = (*Joined)(nil)
 )
 
-// besideLimit is how long Joined waits for the list of a provider that it does not need.
-// The client of an API repeats a failed call for minutes, and a command on slices of
-// another provider would wait that long.
+// besideLimit is how long Joined waits for the list of a provider that it does not need. Without
+// this limit, a command on slices of another provider would wait for minutes, because API clients
+// retry that long.
 const besideLimit = 30 * time.Second
 
-// againLimit replaces besideLimit for a provider that did not answer before: a long command
-// lists the slices many times.
+// againLimit replaces besideLimit for a provider that did not answer before. A long command lists
+// the slices many times and would wait each time.
 const againLimit = 5 * time.Second
 
 var errBeside = fmt.Errorf("no answer in %v", besideLimit)
 
-// A TwinError says that several providers have a resource of the same name, or would have.
+// A TwinError says that several providers have a resource of the same name, or that Create would
+// make a second one.
 type TwinError struct {
 	Verb string               // the refused action: "create", "delete"
 	ID   string               // the name
@@ -83,7 +84,7 @@ func (e *TwinError) Hint() string {
 	if len(e.Has) == 1 {
 		return "choose another name, or look at it with: " + e.Has[0].Show
 	}
-	for _, c := range e.Has { // a command that works on one provider only does not touch the other's resource
+	for _, c := range e.Has { // a command of one provider does not touch the other's resource
 		if !strings.HasPrefix(c.Delete, "multihost slices ") {
 			return "delete one of them first, if you need it no longer: " + c.Delete
 		}
@@ -91,14 +92,13 @@ func (e *TwinError) Hint() string {
 	return "see both with: " + e.Has[0].List
 }
 
-// Join returns the slices of several providers in one list, and marks each slice with the
-// word of its provider for resources, Undoing("").Commands.Kind.
+// Join returns a Joined of several providers. The field Provider of each slice is then its
+// provider's word for resources, Undoing("").Commands.Kind.
 //
-// A provider may refuse to list what it has, and a provider other than the first may be
-// unavailable. Slices and List then continue with the others, and send one warning to sink.
-// They fail if that provider has shown something before, or if the first provider refuses
-// and the others have nothing. A call about one resource fails if no provider that answers
-// has it.
+// If a provider refuses to list what it has, or a provider other than the first is unavailable,
+// Slices and List continue with the others and send one warning to sink. They fail if that
+// provider has shown something before, or if the first provider refuses and the others have
+// nothing. A call about one resource asks the providers in order until one has it; see Owner.
 func Join(sink event.Sink, first provision.Provider, others ...provision.Provider) *Joined {
 	return &Joined{first, append([]provision.Provider{first}, others...), &memory{
 		owner: map[string]provision.Provider{}, shows: map[int]bool{}, sink: sink, warned: map[int]bool{}, unseen: map[string]error{},
@@ -108,7 +108,7 @@ func Join(sink event.Sink, first provision.Provider, others ...provision.Provide
 // Unwrap returns the first provider.
 func (j *Joined) Unwrap() provision.Provider { return j.Provider }
 
-// of returns the provider that calls its resources kind, or else the first provider.
+// of returns the provider whose word for resources is kind, or else the first provider.
 func (j *Joined) of(kind string) provision.Provider {
 	for _, p := range j.all {
 		if p.Undoing("").Commands.Kind == kind {
@@ -118,8 +118,8 @@ func (j *Joined) of(kind string) provision.Provider {
 	return j.Provider
 }
 
-// Of returns the provider that calls its resources kind, if p is or wraps a Joined of
-// several providers, and otherwise p.
+// Of returns the provider whose word for resources is kind, if p is or wraps a Joined. Otherwise
+// Of returns p.
 func Of(p provision.Provider, kind string) provision.Provider {
 	if j, ok := provision.As[*Joined](p); ok && kind != "" {
 		return j.of(kind)
@@ -127,7 +127,7 @@ func Of(p provision.Provider, kind string) provision.Provider {
 	return p
 }
 
-// mark marks slices with the word of their provider.
+// mark sets the field Provider of slices to p's word for resources.
 func mark(list []tpu.Slice, p provision.Provider) []tpu.Slice {
 	for i := range list {
 		list[i].Provider = p.Undoing("").Commands.Kind
@@ -142,8 +142,8 @@ func (j *Joined) note(i int, id string) {
 	j.memory.owner[id], j.shows[i] = j.all[i], true
 }
 
-// Assume notes that a resource of this name belongs to the provider that calls its
-// resources kind, unless Joined has seen the resource.
+// Assume records that the provider for kind owns the resource id. It changes nothing if the owner
+// is known or kind is "".
 func (j *Joined) Assume(kind, id string) {
 	p := j.of(kind)
 	j.mu.Lock()
@@ -153,8 +153,8 @@ func (j *Joined) Assume(kind, id string) {
 	}
 }
 
-// Undoing implements provision.Provider, with the answer of the provider that had the
-// resource when it was last seen.
+// Undoing implements provision.Provider. It asks the provider that had the resource when it was
+// last seen, or else the first provider.
 func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	j.mu.Lock()
 	p := cmp.Or(j.memory.owner[id], j.Provider)
@@ -162,8 +162,8 @@ func (j *Joined) Undoing(id string, slices ...string) provision.Undoing {
 	return p.Undoing(id, slices...)
 }
 
-// Create implements provision.Provider. The first provider makes the resource. The error is
-// a *TwinError if another provider answers that it has a resource of this name.
+// Create implements provision.Provider. The first provider makes the resource. If another
+// provider has a resource of this name, the error is a *TwinError.
 func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Resource, bool, error) {
 	for _, p := range j.all {
 		if p == j.Provider {
@@ -188,7 +188,7 @@ func (j *Joined) Create(ctx context.Context, r provision.Request) (provision.Res
 // refused reports whether err says that the user may not see what the provider has.
 func refused(err error) bool { return gcp.ClassOf(err) == gcp.Permission }
 
-// dispensable reports whether a list can do without the provider at index i, which has
+// dispensable reports whether a list can continue without the provider at index i, which has
 // returned err.
 func (j *Joined) dispensable(i int, err error) bool {
 	j.mu.Lock()
@@ -199,9 +199,9 @@ func (j *Joined) dispensable(i int, err error) bool {
 	return refused(err) || i > 0 && (Survivable(err) || errors.Is(err, errBeside))
 }
 
-// Expect says that the user asks for what all providers have, so that a refusal is a
-// warning. Otherwise it is a note for --debug: many users have no rights on one of the
-// APIs, and no slices there.
+// Expect says that the user asked for the slices of all providers. After Expect, a provider's
+// refusal is a warning. Otherwise it is a note for --debug, because many users have no rights on
+// one of the APIs, and no slices there.
 func (j *Joined) Expect() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -232,8 +232,7 @@ func (j *Joined) patience(i int) time.Duration {
 	return besideLimit
 }
 
-// each calls list for every provider. It returns, by index, the errors of the providers
-// that the list does without.
+// each calls list for every provider. missing has the errors of dispensable providers, by index.
 func (j *Joined) each(ctx context.Context, list func(ctx context.Context, i int, p provision.Provider) (found int, err error)) (missing map[int]error, err error) {
 	missing = map[int]error{}
 	found := 0
@@ -308,7 +307,7 @@ func (j *Joined) List(ctx context.Context) ([]provision.Resource, error) {
 		}
 		for _, r := range list {
 			mark(r.Slices, p)
-			if !listed[r.ID] { // of two resources of one name, Get describes the first
+			if !listed[r.ID] { // Get describes the first of two resources with one name
 				listed[r.ID] = true
 				j.note(i, r.ID)
 			}
@@ -340,9 +339,10 @@ func (j *Joined) Get(ctx context.Context, id string) (provision.Resource, error)
 	return r, err
 }
 
-// Owner returns the first provider with a resource of this name, and the resource. Without
-// one, it returns the first provider and ErrNotFound, or the error of a provider that did
-// not answer.
+// Owner returns the first provider with a resource of this name, and the resource. If no provider
+// has one, Owner returns the first provider and ErrNotFound, or the error of a provider that
+// refused. Any other error ends the search, and Owner returns it. So does a refusal of the
+// provider that had the resource before.
 func (j *Joined) Owner(ctx context.Context, id string) (provision.Provider, provision.Resource, error) {
 	var none, unknown error
 	for i, p := range j.all {
@@ -370,9 +370,9 @@ func (j *Joined) had(p provision.Provider, id string) bool {
 	return j.memory.owner[id] == p
 }
 
-// Sole is Owner for a call that must not hit the wrong one of two resources. If several
-// providers have a resource of this name, the error is a *TwinError. If one provider has
-// it, a provider that does not answer counts as one without it, and the user is warned.
+// Sole does what Owner does, for a call that must not act on the wrong one of two resources. If
+// several providers have a resource of this name, the error is a *TwinError. If one provider has
+// the resource and another does not answer, Sole warns and returns the resource.
 func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider, provision.Resource, error) {
 	owner, res, unread := j.Owner(ctx, id)
 	if unread != nil && res.ID == "" {
@@ -401,7 +401,7 @@ func (j *Joined) Sole(ctx context.Context, id, verb string) (provision.Provider,
 	return owner, res, unread
 }
 
-// LedBy returns j with p, one of its providers, as the first.
+// LedBy returns a Joined with the same providers and memory as j. p is its first provider.
 func (j *Joined) LedBy(p provision.Provider) *Joined { return &Joined{p, j.all, j.memory} }
 
 // Restart implements provision.Provider.
@@ -423,7 +423,7 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	case !errors.Is(err, provision.ErrNotFound):
 		return false, err
 	}
-	for _, p := range j.all { // a resource without slices may have parts
+	for _, p := range j.all { // a resource without slices may have other parts, such as disks
 		if deleted, err := p.Delete(ctx, id, o); deleted || err != nil {
 			return deleted, err
 		}
@@ -431,8 +431,8 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	return false, nil
 }
 
-// Doomed returns the resource that Delete would delete, even if it has only parts without
-// slices. The error is that of Sole.
+// Doomed returns the resource that Delete would delete, even if the resource has no slices. The
+// error is that of Sole.
 func (j *Joined) Doomed(ctx context.Context, id string) (provision.Resource, error) {
 	_, res, err := j.Sole(ctx, id, "delete")
 	if !errors.Is(err, provision.ErrNotFound) {

@@ -125,9 +125,9 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A list does without a provider that refuses it, and without the second provider if that
-// is unavailable. Then it warns once. If a provider does not answer, a resource that no
-// other provider has does not count as gone.
+// A list continues without a provider that refuses, and without the second provider if that is
+// unavailable. It warns once. If a provider does not answer, a resource that the others do not
+// have does not count as gone.
 func TestJoinWithoutAnswers(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -185,8 +185,7 @@ func namesOf(all []tpu.Slice) (names string) {
 	return names
 }
 
-// Joined does not mix up two resources of one name: it does not make the second one, and
-// deletes neither.
+// Joined does not make a second resource of one name. If two exist, it deletes neither.
 func TestTwins(t *testing.T) {
 	t.Parallel()
 	var asked []string
@@ -277,8 +276,8 @@ func TestAFoundResourceHasTheWordsOfItsProvider(t *testing.T) {
 	}
 }
 
-// A provider that shows slices and later refuses to list them has not lost the slices.
-// Nobody may take them for gone.
+// If a provider has shown slices and later refuses to list them, the list fails. The slices must
+// not count as gone.
 func TestALostRightHidesNothingThatWasSeen(t *testing.T) {
 	t.Parallel()
 	var asked []string

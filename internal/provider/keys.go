@@ -17,13 +17,13 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A keyCache stores the host keys of workers, so that the keys of 2048 workers cost 2048
-// calls once, not for every command.
+// A keyCache stores the host keys of workers. Without it, each command would need one call for
+// each worker.
 //
-// An entry belongs to one worker of one slice. The provider's id and the creation time
-// identify the slice: both differ for a new slice with an old name. A VM repaired in place
-// keeps both but may have new keys: a caller that sees a key which is not in the cache
-// calls DoubtKeys and asks again. An entry expires after keysFor.
+// An entry belongs to one worker of one slice. The provider's id and the creation time identify
+// the slice. Both differ for a new slice with an old name. A VM repaired in place keeps both but
+// may have new keys. A caller that sees a key which is not in the cache therefore calls DoubtKeys
+// and asks again. An entry expires after keysFor.
 type keyCache struct {
 	path string // "": not on disk
 
@@ -58,9 +58,9 @@ type Keys struct {
 	cache keyCache
 }
 
-// KeepKeys returns a provider that asks p only for host keys that are not in the file at
-// path. SaveKeys writes the file. A missing or unreadable file does not matter: it only
-// saves calls. With path "", the answers stay in memory until the process ends.
+// KeepKeys returns a provider that asks p only for host keys that are not in the file at path.
+// SaveKeys writes the file. KeepKeys ignores a missing or unreadable file. With path "", the
+// answers stay in memory until the process ends.
 func KeepKeys(p provision.Provider, clock gcp.Clock, path string) *Keys {
 	return &Keys{Provider: p, clock: clock, cache: keyCache{path: path}}
 }
@@ -80,8 +80,8 @@ func (k *Keys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []st
 	return keys, hostname, err
 }
 
-// DoubtKeys forgets the cached keys of a worker that has shown another key. It reports
-// whether it forgot any: then p.HostKeys may now return others.
+// DoubtKeys forgets the cached keys of a worker that has shown another key. It reports whether it
+// forgot any. If so, p.HostKeys may now return other keys.
 func DoubtKeys(p provision.Provider, s tpu.Slice, worker int) bool {
 	k, ok := provision.As[*Keys](p)
 	return ok && k.cache.forget(s, worker)
@@ -147,8 +147,8 @@ func (k *keyCache) forget(s tpu.Slice, worker int) bool {
 	return known
 }
 
-// save replaces the file, without expired entries. If two processes save at the same time,
-// only the later one's entries stay.
+// save replaces the file, without expired entries. If two processes save at the same time, the
+// file has the entries of the later one.
 func (k *keyCache) save(now time.Time) (err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

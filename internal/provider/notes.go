@@ -8,9 +8,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Asked returns a note for people about the result of a request. said is false if Create
-// has already reported it. created and err come from Create. async says that the provider
-// has not accepted the request yet.
+// Asked returns a note for people about the result of a request. said is false if there is
+// nothing to add to what Create has reported. created and err come from Create. async says that
+// the provider has not accepted the request yet.
 func Asked(res provision.Resource, created, async bool, err error) (n event.Note, said bool) {
 	c := res.Commands
 	name := c.Kind + " " + res.ID
@@ -26,8 +26,8 @@ func Asked(res provision.Resource, created, async bool, err error) (n event.Note
 	return event.Note{Level: event.Info, Text: fmt.Sprintf("created %s, state %s", name, res.State), Hint: "wait for it with: " + c.Wait + billed}, true
 }
 
-// Answering returns a note for people: all workers of the slices of a resource answer. name
-// is the resource's name in messages.
+// Answering returns a note for people which says that all workers of a resource's slices answer.
+// name is the resource's name in messages.
 func Answering(name string, slices []tpu.Slice) event.Note {
 	workers := 0
 	for _, s := range slices {

@@ -29,17 +29,17 @@ type Listed struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	CreateTime time.Time         `json:"create_time"`
 	Until      *time.Time        `json:"until,omitempty"`   // when the provider takes the slices back, if that is known
-	Missing    []string          `json:"missing,omitempty"` // slices that have not come although others have
+	Missing    []string          `json:"missing,omitempty"` // slices that do not exist yet while others do
 	Hourly     *float64          `json:"usd_per_hour"`      // list price of the slices that exist; null: unknown
-	SoFar      *float64          `json:"usd_so_far"`        // what they have cost so far at that price; null: unknown
+	SoFar      *float64          `json:"usd_so_far"`        // what these slices have cost so far; null: unknown
 }
 
 // A Plan is the result of a dry run of a command that makes or deletes slices.
 type Plan struct {
 	ID      string          `json:"id"`
 	Exists  bool            `json:"exists"`            // the requested resource exists already
-	Creates bool            `json:"creates"`           // it would be made
-	Deletes bool            `json:"deletes"`           // it would be deleted
+	Creates bool            `json:"creates"`           // the command would make the resource
+	Deletes bool            `json:"deletes"`           // the command would delete the resource
 	Slices  []string        `json:"slices"`            // slices to delete
 	Request json.RawMessage `json:"request,omitempty"` // the request to send
 	Gcloud  string          `json:"gcloud,omitempty"`  // the equal gcloud command, if there is one

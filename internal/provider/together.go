@@ -10,10 +10,9 @@ import (
 	"multihost/internal/tpu"
 )
 
-// WaitTogether waits as Wait does, but may give slices back. If the others have not come
-// within opts.SlicesLimit of the first one, it deletes the resource with all its parts. The
-// error then says which slices did not come and what the others cost, and includes the
-// error of a failed deletion.
+// WaitTogether waits as Wait does. If some slices do not come within opts.SlicesLimit of the
+// first one, it also deletes the resource with all its parts. The error then says which slices
+// did not come and what the others cost. If the deletion fails, the error includes that error.
 func WaitTogether(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
 	res, all, err := Wait(ctx, p, id, opts)
 	if !provision.GivesBack(err) {

@@ -17,8 +17,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A bakery is a provider that makes two slices of v6e-16 separately, at set times after its
-// start.
+// A bakery is a provider that makes two slices of v6e-16. Each slice comes at its own time.
 type bakery struct {
 	provision.Provider
 	clock   gcp.Clock

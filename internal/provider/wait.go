@@ -1,5 +1,5 @@
-// Package provider has what all providers of slices need: it waits for slices and caches
-// host keys. It knows no cloud.
+// Package provider waits for slices, caches host keys and joins several providers. It does not
+// depend on any cloud.
 //
 // # Decisions
 //
@@ -48,15 +48,14 @@ type WaitOptions struct {
 	// The longest time in each phase. 0 means no limit for the queue, and the defaults
 	// above for the others. NoLimit, or another negative value, means no limit.
 	QueueLimit, ProvisionLimit, BootLimit time.Duration
-	// SlicesLimit is how long slices that have come are kept while others are missing. With
-	// 0, only the limit of the queue counts.
+	// SlicesLimit limits how long Wait keeps the first slices while others are missing. With 0,
+	// QueueLimit applies instead.
 	SlicesLimit time.Duration
-	// Probe returns nil if every worker of a slice answers. Wait calls it for READY slices,
-	// several at a time, and again after an error. If it is nil, a slice need only be
-	// READY.
+	// Probe returns nil if every worker of a slice answers. Wait calls Probe for READY slices,
+	// several at a time, and again after an error. If Probe is nil, READY is enough.
 	Probe func(ctx context.Context, s tpu.Slice) error
-	// Poll is the pause between reads. It starts again with its first length at each change
-	// of state. The zero value means that of PollDefaults.
+	// Poll is the pause between reads. At each change of state, the pause starts again with its
+	// first length. The zero value means PollDefaults.
 	Poll gcp.Backoff
 	// AdviceAfter is how long a phase lasts before Wait reports the probable reason. 0
 	// means 3 minutes.
@@ -86,7 +85,8 @@ func (o WaitOptions) withDefaults() WaitOptions {
 	return o
 }
 
-// PollDefaults completes a pause that begins with 250 ms and grows to 15 s.
+// PollDefaults fills the unset fields of b. By default, the pause begins with 250 ms and grows to
+// 15 s.
 func PollDefaults(b gcp.Backoff) gcp.Backoff {
 	return b.Or(gcp.Backoff{First: 250 * time.Millisecond, Max: 15 * time.Second, Factor: 1.4})
 }
@@ -105,15 +105,15 @@ func (o WaitOptions) limit(phase string) time.Duration {
 	return o.QueueLimit
 }
 
-// Wait waits until every slice of a resource of p is ready: the slice is usable, its
-// workers are known, and they answer opts.Probe. It returns the slices in the order of
-// their names in the resource, with Index set.
+// Wait waits until every slice of a resource of p is ready. A ready slice is usable, its workers
+// are known, and opts.Probe returns nil. It returns the slices in the order of their names in the
+// resource, with Index set.
 //
-// Wait returns a *provision.StateError at once if the resource fails, loses its slices, is
-// being deleted or does not exist. It returns a *provision.DeadlineError if a phase takes
-// longer than its limit. It deletes nothing. While the provider itself restarts slices,
-// there is no limit. A provider that does not answer does not end the wait before the
-// limit. When ctx ends, Wait returns its cause.
+// Wait returns a *provision.StateError at once if the resource fails, loses its slices, is being
+// deleted or does not exist. It returns a *provision.DeadlineError if a phase takes longer than
+// its limit. It deletes nothing. While the provider itself restarts slices, there is no limit. If
+// the provider does not answer, Wait continues until the limit. When ctx ends, Wait returns its
+// cause.
 func Wait(ctx context.Context, p provision.Provider, id string, opts WaitOptions) (provision.Resource, []tpu.Slice, error) {
 	w := &waiter{p: p, what: p.Undoing(id).Commands, id: id, opts: opts.withDefaults(), probed: map[string]string{}, warned: map[string]bool{}}
 	w.start = w.now()
@@ -152,7 +152,7 @@ type waiter struct {
 	seen    bool                // res was read at least once
 	lost    error               // why the last read failed, or nil
 	missing []provision.Missing // slices that are not ready
-	silent  []string            // READY slices of which some worker does not answer
+	silent  []string            // READY slices in which some worker does not answer
 
 	silentHint string // the first hint in the errors of silent slices
 
@@ -219,8 +219,8 @@ func (w *waiter) explain(ctx context.Context, waited time.Duration) provision.Ex
 	return provision.Explanation{}
 }
 
-// outlive returns nil if the wait continues after a failed read: if the API or the network
-// to it is at fault, or if credentials that worked before have expired.
+// outlive returns nil if the wait continues after a failed read. That is so if the API or the
+// network is at fault, or if credentials that worked before have expired.
 func (w *waiter) outlive(ctx context.Context, err error) error {
 	switch class := gcp.ClassOf(err); {
 	case ctx.Err() != nil:
@@ -269,7 +269,7 @@ func (w *waiter) observe(res provision.Resource) {
 	switch {
 	case res.Life == provision.Provisioning && len(res.Missing) > 0:
 		w.enter(provision.PhaseSlices)
-		for _, s := range res.Slices { // an earlier command may have seen the first slice come
+		for _, s := range res.Slices { // the first slice may have come during an earlier command
 			if !s.Billed.IsZero() && s.Billed.Before(w.phaseStart) {
 				w.phaseStart = s.Billed
 			}
@@ -286,7 +286,8 @@ func (w *waiter) observe(res provision.Resource) {
 	}
 }
 
-// describe returns the text of a failure, or without one the request: "2 x v4-16, spot".
+// describe returns the text of a failure. Without a failure, it returns the request: "2 x v4-16,
+// spot".
 func describe(r provision.Resource) string {
 	if r.Failure != "" {
 		return r.Failure
@@ -334,16 +335,16 @@ func (w *waiter) left() (d time.Duration, limited bool) {
 	return b.end().Sub(w.now()), b.limit > 0
 }
 
-// checkLimit returns a *DeadlineError if the phase has lasted longer than its limit. It
-// runs right after a read, so that the error has the present state. After a failed read,
-// the limit for waiting slices does not apply.
+// checkLimit returns a *DeadlineError if the phase has lasted longer than its limit. Call it
+// right after a read, so that the error has the present state. After a failed read, SlicesLimit
+// does not apply.
 func (w *waiter) checkLimit(ctx context.Context) error {
 	if left, limited := w.left(); !limited || left > 0 {
 		return nil
 	}
 	b := w.bound()
 	if b.phase == provision.PhaseSlices && w.lost != nil {
-		return nil // the missing slices may have come since then: do not give back a complete set
+		return nil // the missing slices may have come by now
 	}
 	e := &provision.DeadlineError{Commands: w.what, ID: w.id, Phase: b.phase, Limit: b.limit, Life: w.res.Life, State: w.res.State,
 		Detail: foldMissing(w.missing), Slices: w.res.Slices, Silent: w.silent, Err: w.lost, Missing: w.res.Missing, Total: w.total(), Cost: w.cost()}
@@ -376,8 +377,8 @@ func (w *waiter) checkLimit(ctx context.Context) error {
 // consoleLimit limits the time for reading serial consoles.
 const consoleLimit = 30 * time.Second
 
-// consoles adds to e what VMs of slices that are not ready write to their serial consoles.
-// It reports whether any of them says something.
+// consoles adds to e the serial consoles of a slice that is not ready. It reports whether there
+// are any.
 func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool {
 	e.Consoles = w.readConsoles(ctx)
 	if len(e.Consoles) == 0 {
@@ -390,7 +391,7 @@ func (w *waiter) consoles(ctx context.Context, e *provision.DeadlineError) bool 
 }
 
 // readConsoles returns the serial consoles of VMs of the first slice that is not ready. The
-// console that explains most comes first. Unreadable ones are left out.
+// console that explains most comes first. Unreadable consoles are left out.
 func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	ctx, cancel := context.WithTimeout(ctx, consoleLimit)
 	defer cancel()
@@ -415,8 +416,8 @@ func (w *waiter) readConsoles(ctx context.Context) []provision.Console {
 	return nil
 }
 
-// pause returns the time until the next read: the growing pause, but no more than the time
-// to the limit of the phase.
+// pause returns the time until the next read. It is the growing pause, or the time to the limit
+// of the phase if that is shorter.
 func (w *waiter) pause() time.Duration {
 	d := w.pace.Next()
 	if left, limited := w.left(); limited && left > 0 {
@@ -453,7 +454,7 @@ func foldMissing(missing []provision.Missing) string {
 	return tpu.FoldTexts(names, texts)
 }
 
-// look probes the ready slices, and notes what is missing.
+// look probes the ready slices, and stores the slices that are not ready in w.missing.
 func (w *waiter) look(ctx context.Context) error {
 	w.silent = nil
 	byName := make(map[string]tpu.Slice, len(w.res.Slices))
@@ -477,8 +478,7 @@ func (w *waiter) look(ctx context.Context) error {
 			}
 		}
 	}
-	// Slices that are READY early are probed, too: the user may want to know that they
-	// answer while others are still being created.
+	// Probe READY slices also while others are still being created.
 	if mute := w.probe(ctx, unprobed); w.phase == provision.PhaseBoot {
 		missing = append(missing, mute...)
 	} else {
@@ -501,8 +501,8 @@ func (w *waiter) absent(name string) string {
 	return "not made yet"
 }
 
-// checkWorkers warns if the API's number of workers of a slice is not that of the
-// accelerator type. The API is right, but the user may not expect that.
+// checkWorkers warns if the slice has another number of workers than its accelerator type. The
+// API is right, but the user may not expect that.
 func (w *waiter) checkWorkers(s tpu.Slice) {
 	t, err := tpu.ParseType(s.Type)
 	if err != nil || len(s.Workers) == t.Workers || !w.once("workers of "+s.Name) {
@@ -515,9 +515,9 @@ const probeFailed = "READY, but not all workers answer: "
 
 var errProbeOver = errors.New("no answer within the limit")
 
-// probe asks all workers of the slices. It returns the slices in which at least one worker
-// does not answer. It takes at most one round, so that Wait notices a deletion of the
-// resource meanwhile.
+// probe asks all workers of the slices. It returns the slices in which at least one worker does
+// not answer. It returns after one round at the latest, so that Wait then notices a deletion of
+// the resource.
 func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missing {
 	if len(list) == 0 {
 		return nil
@@ -568,8 +568,8 @@ func (w *waiter) probe(ctx context.Context, list []tpu.Slice) []provision.Missin
 	return missing
 }
 
-// advise reports the probable reason once a phase has lasted opts.AdviceAfter, once per
-// phase.
+// advise reports the probable reason if a phase has lasted opts.AdviceAfter. It does so once for
+// each phase.
 func (w *waiter) advise(ctx context.Context) {
 	if w.advised || w.now().Sub(w.phaseStart) < w.opts.AdviceAfter {
 		return
@@ -605,13 +605,13 @@ func (w *waiter) diagnosis(ctx context.Context) (text, hint string) {
 	return fmt.Sprintf("%s has been queued for %s in %s and is %s: %s", name, waited, w.res.Zone, w.res.State, cmp.Or(why.Reason, "why is not known")), why.Hint
 }
 
-// bootHint returns the hint of the first silent slice that has one.
+// bootHint returns the first hint of a silent slice, or else the command that shows the resource.
 func (w *waiter) bootHint() string {
 	return cmp.Or(w.silentHint, "see: "+w.what.Show)
 }
 
-// A Pacer gives growing pauses, which vary a little at random, so that not all waiters read
-// at the same moment.
+// A Pacer returns growing pauses. They vary a little at random, so that not all waiters read at
+// the same moment.
 type Pacer struct {
 	Policy gcp.Backoff
 	last   time.Duration
