@@ -545,8 +545,8 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hastyClock makes waits a hundred times shorter and reports them to the test. By this
-// clock, a relay that waits some tenths of a second for a CPU seems silent.
+// hastyClock makes waits a hundred times shorter. By this clock, a relay that waits some tenths
+// of a second for a CPU seems silent.
 type hastyClock struct {
 	scale time.Duration // default 100
 	mu    sync.Mutex

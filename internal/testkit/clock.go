@@ -46,7 +46,7 @@ func (c *JumpClock) Waits() []time.Duration {
 // fastness is how many times faster than real time a FastClock is.
 const fastness = 100
 
-// A FastClock is for tests in which something real happens between pauses.
+// A FastClock runs faster than real time. Use it if something real happens between pauses.
 type FastClock struct{ start time.Time }
 
 // NewFastClock returns a clock that starts at the real time.

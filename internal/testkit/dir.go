@@ -9,9 +9,9 @@ import (
 // dirPatience limits how long killed processes may continue to write.
 const dirPatience = time.Minute
 
-// SharedDir makes a directory for processes that may outlive the test. t.TempDir is removed
-// once. SharedDir is removed repeatedly until the processes have stopped writing. So a new
-// file during the removal does not fail the test.
+// SharedDir makes a directory for processes that may outlive the test. SharedDir removes the
+// directory repeatedly until the processes have stopped writing. A new file during the removal
+// then does not fail the test, as it would with t.TempDir.
 func SharedDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "multihost-test-")

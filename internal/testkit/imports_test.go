@@ -47,8 +47,8 @@ func among(patterns []string, name string) bool {
 	})
 }
 
-// The layers of docs/ARCHITECTURE.md. Each rule says which packages may import packages
-// with a prefix, and why.
+// The rules are the layers of docs/ARCHITECTURE.md. Each rule says which packages may import
+// packages with a prefix, and why.
 func TestImportRules(t *testing.T) {
 	rules := []struct {
 		prefix  string   // of the import path
@@ -137,9 +137,9 @@ func TestOnlyTheQRCommandsKnowQueuedResources(t *testing.T) {
 	}
 }
 
-// Only cmd/multihost uses exits, the environment and standard streams. A package gets
-// everything as arguments. Tests may read from the environment which tests must not be
-// skipped.
+// Only cmd/multihost exits and uses the environment and the standard streams. Other packages get
+// everything as arguments. Package testkit is an exception, because the environment says which
+// tests to run.
 func TestOnlyMainTouchesTheProcess(t *testing.T) {
 	banned := []string{"os.Exit(", "os.Getenv(", "os.LookupEnv(", "os.Environ(", "os.Stdout", "os.Stderr", "os.Stdin", "fmt.Print(", "fmt.Printf(", "fmt.Println("}
 	for _, p := range packages(t) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// leakPatience limits how long goroutines may take to end after a test. It is long for slow
-// machines. If all goroutines end, it costs nothing.
+// leakPatience limits how long goroutines may take to end after a test. It is long, because
+// machines may be slow.
 const leakPatience = time.Minute
 
 // NoLeaks fails t if a goroutine of the test still runs when the test ends. It prints the

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// A reader cannot have more than this in mind: paths through a function, methods of a type,
+// These limits are what a reader can keep in mind: paths through a function, methods of a type,
 // lines of Go in a package.
 const (
 	mostComplexity = 20

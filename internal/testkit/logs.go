@@ -19,8 +19,8 @@ func Append(t testing.TB, path, text string) {
 	Must(t, err)
 }
 
-// Steps returns what a training prints in MaxText's format for the steps from … to-1, each
-// of which takes that many seconds.
+// Steps returns what a training prints in MaxText's format for the steps from … to-1. Each step
+// takes that many seconds.
 func Steps(from, to int, seconds float64) string {
 	var b strings.Builder
 	for step := from; step < to; step++ {

@@ -48,8 +48,8 @@ func packages() map[string]string {
 	}
 }
 
-// Need returns the path of program. If one of these programs is not installed, it ends the
-// test like Lacks.
+// Need returns the path of program. If program or one of more is not installed, it ends the test
+// like Lacks.
 func Need(t testing.TB, program string, more ...string) string {
 	t.Helper()
 	path := find(t, program)
@@ -98,9 +98,8 @@ func NeedVenv(t testing.TB) {
 	}
 }
 
-// Lacks ends a test that needs something that this machine lacks. The text format says
-// what. It skips the test. With MULTIHOST_REQUIRE_TOOLS=1, which says that everything is
-// installed, it fails the test.
+// Lacks skips a test that needs something missing on this machine. format describes it. With
+// MULTIHOST_REQUIRE_TOOLS=1, which says that everything is installed, Lacks fails the test.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("MULTIHOST_REQUIRE_TOOLS") == "1" {

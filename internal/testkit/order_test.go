@@ -19,9 +19,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A map has no order. If a loop over a map makes output, an error or a list, the result
-// differs from run to run. So the code must sort the keys first, or take the order from a
-// slice.
+// A map has no order. If a loop over a map makes output, an error or a list, the result differs
+// from run to run. The code must therefore sort the keys first, or take the order from a slice.
 func TestNothingIsSaidInTheOrderOfAMap(t *testing.T) {
 	testkit.OnlyInAll(t, "nothing: it reads the types of the whole program")
 	fset := token.NewFileSet()
@@ -167,8 +166,8 @@ func sorted(decl ast.Decl, after token.Pos, name string) (yes bool) {
 	return yes
 }
 
-// local reports whether the growing variable belongs to one round of the loop. Then it is a
-// variable of that round, or an element with the loop's key.
+// local reports whether the growing variable name belongs to one round of the loop. That is so
+// for a variable that the loop declares, and for an element with the loop's key.
 func local(loop *ast.RangeStmt, name string) (yes bool) {
 	ast.Inspect(loop, func(n ast.Node) bool {
 		switch n := n.(type) {

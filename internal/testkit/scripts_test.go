@@ -22,7 +22,7 @@ var (
 	answered = regexp.MustCompile(`printf[^\n]*\$\{?nonce|multihost-[a-z]+ 1`)
 )
 
-// All scripts that answer to us share the functions of one prelude.
+// All scripts whose output multihost reads share the functions of one prelude.
 func TestOnePrelude(t *testing.T) {
 	t.Parallel()
 	preludes, err := filepath.Glob("../*/prelude.sh")

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// All reports whether every test runs, as in `make test-all` and CI, because of
-// MULTIHOST_TESTS=all. Otherwise tests that call OnlyInAll are skipped, and only a part of
+// All reports whether MULTIHOST_TESTS is "all", as in `make test-all` and CI. Every test then
+// runs. If the variable is not set, tests that call OnlyInAll are skipped, and only a part of
 // expensive tables runs. Any other value fails t.
 func All(t testing.TB) bool {
 	t.Helper()

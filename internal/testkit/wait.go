@@ -15,9 +15,8 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Await waits until a condition holds. It returns false after the limit. In a long wait, or
-// if a look takes long, it looks less often, because the code under test needs the
-// processor.
+// Await waits until a condition holds. It returns false after the limit. In a long wait, or if
+// holds takes long, it calls holds less often, because the code under test needs the processor.
 func Await(limit time.Duration, holds func() bool) bool {
 	begin := time.Now()
 	for {
@@ -33,9 +32,8 @@ func Await(limit time.Duration, holds func() bool) bool {
 	}
 }
 
-// pause returns the time until the next look. The last look lasted took, and the whole wait
-// has lasted waited. The test learns of a change late by at most a fiftieth of its wait, or
-// by ten looks.
+// pause returns the time until the next call of holds. took is the duration of the last call.
+// waited is the duration of the whole wait so far.
 func pause(took, waited time.Duration) time.Duration {
 	return min(max(2*time.Millisecond, 9*took, waited/50), 100*time.Millisecond)
 }

@@ -24,10 +24,10 @@ var built struct {
 	err    error
 }
 
-// Folder returns a folder for program.In with multihost-agent for this machine. source is
-// the source directory. The first call in a process builds the program, and waits for other
-// processes that build it. After them little is left to do: Go compiles only changes, and
-// [build.Into] compresses only a new program. Folder is safe for concurrent use.
+// Folder returns a folder for program.In with multihost-agent for this machine. source is the
+// source directory. The first call in a process waits for other processes that build the program,
+// and then builds it. Go compiles only changes, and [build.Into] compresses only a new program.
+// Folder is safe for concurrent use.
 func Folder(source string) (string, error) {
 	built.once.Do(func() { built.folder, built.err = fill(source) })
 	return built.folder, built.err

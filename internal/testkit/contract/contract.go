@@ -1,6 +1,6 @@
-// Package contract tests what every kind of connection to a worker must do. The tests of
-// each implementation of remote.Conn run its rows. If two kinds differ in a row, one of
-// them has a fault.
+// Package contract tests what every kind of connection to a worker must do. The tests of each
+// implementation of remote.Conn run the rows of this package. If two kinds differ in a row, one
+// of them has a fault.
 package contract
 
 import (
@@ -20,8 +20,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A Target is a worker and one kind of connection to it. Its login shell is bash, and the
-// home of the login is empty.
+// A Target is a worker and one kind of connection to it. The worker's login shell is bash, and
+// the login's home is empty.
 type Target struct {
 	// Connect returns a new connection. readOnly is remote.Request.ReadOnly.
 	Connect func(t *testing.T, readOnly bool) remote.Conn
@@ -57,7 +57,7 @@ type Command struct {
 	Stdin          string
 	Stdout, Stderr string
 	Status         remote.Status
-	Code           int // exit code for a signal without a name, if the connection reports its number
+	Code           int // exit code for a signal without a name, if the connection reports the signal's number
 }
 
 // Check runs the command.
@@ -270,7 +270,7 @@ var rows = []struct {
 		}
 	}},
 	{"many commands after each other", func(t *testing.T, _ Target, c remote.Conn) {
-		for range 30 { // three times MaxSessions of sshd, so the end of each session must free it
+		for range 30 { // three times MaxSessions of sshd, so each session must be freed at its end
 			run(t, c, "true")
 		}
 	}},

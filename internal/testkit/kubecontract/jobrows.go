@@ -50,9 +50,9 @@ func jobSetCompletes(t *T) {
 	}
 }
 
-// names: each pod finds the first pod by its name, like a training program.
+// names checks that each pod finds other pods by their names, as a training program does.
 func names(t *T) {
-	if t.NoNames != "" { // this row runs where pods have names
+	if t.NoNames != "" { // pods do not know each other by name here
 		t.Log(t.NoNames)
 		return
 	}

@@ -1,5 +1,5 @@
-// Package kubecontract says what a GKE cluster does, as a table of tests that need only a
-// client. The simulator's cluster and the real engine pass the same rows.
+// Package kubecontract tests what a GKE cluster does. Its table of tests needs only a client. The
+// simulator's cluster and the real engine pass the same rows.
 //
 // A row makes a namespace of its own, and deletes it. Rows run one after another, because
 // they share two slices of four nodes.
@@ -30,10 +30,10 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A Cluster is the cluster of the tests. It has two pools, w-np-0 and w-np-1, with four
-// nodes each: gke-w-np-0-0 and so on. A node has 4 chips, the labels AcceleratorLabel and
-// TopologyLabel of a v5litepod-16, and GKE's taint. Pods run as processes and can use bash.
-// A function that the cluster cannot do is nil, and rows that need it are skipped.
+// A Cluster is the cluster of the tests. It has two pools, w-np-0 and w-np-1, with four nodes
+// each: gke-w-np-0-0 and so on. A node has 4 chips, the labels AcceleratorLabel and TopologyLabel
+// of a v5litepod-16, and GKE's taint. Pods run as processes and can use bash. If the cluster
+// cannot do something, that function is nil, and rows that need it are skipped.
 type Cluster struct {
 	Config *rest.Config
 
@@ -174,7 +174,7 @@ func (t *T) create(r schema.GroupVersionResource, text string) *unstructured.Uns
 	return o
 }
 
-// createf is create with a formatted text.
+// createf creates an object from a formatted text.
 func (t *T) createf(r schema.GroupVersionResource, format string, args ...any) {
 	t.Helper()
 	t.create(r, fmt.Sprintf(format, args...))

@@ -89,7 +89,7 @@ type Conn struct {
 
 	mu       sync.Mutex
 	closed   bool
-	broken   bool // since the last command
+	broken   bool // the connection broke after the last command
 	heard    time.Time
 	sessions map[*session]bool
 	copying  sync.WaitGroup

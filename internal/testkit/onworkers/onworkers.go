@@ -27,8 +27,8 @@ type Machine struct {
 	*record.Keeper
 }
 
-// Deps returns the machine of ann@laptop, with the workers of the fleet and a directory of
-// its own for records. The Recorder has the messages of its commands.
+// Deps returns the machine of ann@laptop, with the workers of the fleet and a new directory for
+// records. The Recorder gets the machine's messages.
 func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Machine, *testkit.Recorder) {
 	t.Helper()
 	said := &testkit.Recorder{}
@@ -40,8 +40,8 @@ func Deps(t testing.TB, fleet localworker.Fleet, cloud provision.Provider) (Mach
 	}, said
 }
 
-// Bucket makes commands look for jobs without runner of a project p in the bucket of a
-// simulator. put writes an object of job r.
+// Bucket returns a source of jobs without runner: the bucket of a simulator. It gives d a fast
+// clock. put writes an object of job r.
 func Bucket(d *workers.Reach, c *simcloud.Cloud) (in detach.Source, put func(name, text string)) {
 	d.Clock = testkit.NewFastClock()
 	in.Bucket = simcloud.Bucket
