@@ -77,8 +77,8 @@ func policyName(t tpu.Type) string {
 	return strings.NewReplacer(":", "-").Replace(t.Generation.Family+"-"+number(t)) + "-" + t.Topology + "-placement-policy"
 }
 
-// number returns the number in the accelerator type of t, or the topology if no type of the
-// generation has it.
+// number returns the number in the accelerator type of t, or t.Topology if no type of the
+// generation has that topology.
 func number(t tpu.Type) string {
 	for _, same := range tpu.Types() {
 		if same.Generation.Name == t.Generation.Name && same.Topology == t.Topology {

@@ -291,7 +291,7 @@ func resourceOf(list *metav1.APIResourceList, kind string) *metav1.APIResource {
 	return &list.APIResources[i]
 }
 
-// read reads the server's JSON at a path into the value into.
+// read decodes the server's JSON answer at a path. The path is not one of objects.
 func (c *Client) read(ctx context.Context, what, path string, into any) error {
 	return c.do(ctx, what, func(ctx context.Context) error {
 		data, err := c.rest.Get().AbsPath(path).Do(ctx).Raw()

@@ -175,9 +175,8 @@ func (p Pattern) Pick(all []WorkerID) ([]WorkerID, error) {
 	}), nil
 }
 
-// Choose returns the workers in all that the pattern only names and the pattern except does not
-// name. If only is zero, it counts as all workers. If no worker is left, the error is a
-// *PatternError.
+// Choose returns the workers that the parameter only names, without those that except names. If
+// only is zero, it stands for all workers. If no worker is left, the error is a *PatternError.
 func Choose(all []WorkerID, only, except Pattern) ([]WorkerID, error) {
 	chosen := slices.Clone(all)
 	if !only.IsZero() {

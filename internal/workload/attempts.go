@@ -152,9 +152,9 @@ func exitOf(o *corev1.Pod, name string, t *corev1.ContainerStateTerminated) Exit
 	return e
 }
 
-// worse reports whether e, and not than, is the exit of the pod. A failure is worse than a
-// success. An earlier failure is worse than a later one. A later success is worse than an earlier
-// one.
+// worse reports whether e replaces the exit than as the exit of the pod. A failure is worse than
+// a success. An earlier failure is worse than a later one. A later success is worse than an
+// earlier one.
 func worse(e, than Exit) bool {
 	switch failed := e.Code != 0; {
 	case !than.Known || failed != (than.Code != 0):

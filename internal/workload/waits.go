@@ -505,7 +505,8 @@ func (s Scene) selector(label string) string {
 	return ""
 }
 
-// pools returns why the node pools have no nodes for the workers who.
+// pools returns why the node pools have no nodes for workers. The parameter who names these
+// workers.
 func (s Scene) pools(who string) (Wait, bool) {
 	accelerator, topology := s.selector(labelAccelerator), s.selector(labelTopology)
 	if s.Pools == nil || accelerator == "" {

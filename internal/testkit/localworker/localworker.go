@@ -89,7 +89,7 @@ type Conn struct {
 
 	mu       sync.Mutex
 	closed   bool
-	broken   bool // the connection broke after the last command
+	broken   bool // no command has run since the connection broke
 	heard    time.Time
 	sessions map[*session]bool
 	copying  sync.WaitGroup
