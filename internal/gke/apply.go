@@ -21,15 +21,15 @@ const phase = "cluster"
 const (
 	// senders limits concurrent requests for node pools.
 	senders = 8
-	// lastLook limits how long Apply reads what exists after an interrupt.
+	// lastLook limits how long Apply reads what exists after a failure or an interrupt.
 	lastLook = 10 * time.Second
 )
 
-// Apply carries out a plan: the workload policy, then the cluster, then all node pools at
-// the same time, then JobSet, Kueue and the queue. It waits until each exists. If plan has
-// a conflict, Apply changes nothing and returns plan.Err(). If Apply fails half-way or is
+// Apply carries out a plan: the workload policy, then the cluster, then all node pools at the
+// same time, then JobSet, Kueue and the queue. It waits until each exists. If plan has a
+// conflict, Apply changes nothing and returns plan.Err(). If Apply fails half-way or is
 // interrupted, the parts that it has made stay. Apply then says what is billed. A new Plan
-// continues from there. The error of a node pool without machines is a *FailedError; the
+// continues from there. If a node pool gets no machines, the error is a *FailedError, and the
 // other node pools stay.
 func (c *Client) Apply(ctx context.Context, plan Plan) error {
 	if err := plan.Err(); err != nil {
@@ -278,8 +278,8 @@ func (c *calls) stateOf(ctx context.Context, k *container.Cluster, name, operati
 	return stateError, reason, nil
 }
 
-// waits describes what a poll waits for. names are the unfinished ones of total resources, and
-// state is their state.
+// waits describes what a poll waits for. total is the number of resources. names are those that
+// are not ready yet, and state is their state.
 type waits struct {
 	total int
 	names []string

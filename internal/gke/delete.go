@@ -59,7 +59,7 @@ func (c *Client) Delete(ctx context.Context, name string, force bool) (Deletion,
 	return d, err
 }
 
-// PlanDelete returns what Delete would delete. Its errors are those of Delete before the
+// PlanDelete returns what Delete would delete, or the error that Delete would return before its
 // first change. PlanDelete only reads.
 func (c *Client) PlanDelete(ctx context.Context, name string, force bool) (Deletion, error) {
 	d := Deletion{Cluster: name, Pools: []string{}, Pods: []string{}}

@@ -118,7 +118,8 @@ func (s Scene) isTrue(kind string) bool {
 	return c != nil && c.Status == metav1.ConditionTrue
 }
 
-// What Kueue says about a workload without quota, in the words of its source.
+// These patterns match what Kueue says about a workload without quota. They are from Kueue's
+// source.
 var (
 	lacking  = regexp.MustCompile(`insufficient unused quota for (\S+) in flavor (\S+), (\S+) more needed`)
 	tooLarge = regexp.MustCompile(`insufficient quota for (\S+) in flavor (\S+), previously considered podsets requests \((\S+)\) \+ current podset request \((\S+)\) > maximum capacity \((\S+)\)`)

@@ -2,8 +2,9 @@
 // objects it finds the attempts of a workload, the pod that failed first, and why the workload
 // waits. It does no I/O.
 //
-// A workload has slices, and a slice has workers. Each slice is a Job of the JobSet, and
-// each worker a pod. The label job-index is the slice, job-completion-index the worker.
+// A workload has slices, and a slice has workers. Each slice is a Job of the JobSet, and each
+// worker a pod. The label job-index has the number of the slice, and job-completion-index the
+// number of the worker.
 //
 // # Decisions
 //

@@ -337,8 +337,8 @@ func causeOf(c workload.Cause) stage.Cause {
 	return stage.Application
 }
 
-// conclude records and shows the end of the run. why says why this command has stopped the run,
-// or is nil.
+// conclude records and shows the end of the run. If this command has stopped the run, why is the
+// cause.
 func (f *following) conclude(out workloads.Outcome, err, why error) (stage.Outcome, error) {
 	elapsed := f.Of.Clock.Now().Sub(cmp.Or(f.begun, f.begin))
 	if err != nil {
@@ -426,8 +426,8 @@ type verdict struct {
 	text string
 }
 
-// judge says how a run on a number of workers ended. why says why this command has stopped the
-// run, or is nil.
+// judge says how a run on a number of workers ended. If this command has stopped the run, why is
+// the cause.
 func judge(run string, workers int, out workloads.Outcome, why error) verdict {
 	switch {
 	case out.State == workload.Succeeded:

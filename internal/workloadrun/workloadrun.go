@@ -12,8 +12,8 @@
 //     each command on this machine uses the same numbers.
 //   - If several commands on this machine follow a run, the one with the lock copies the logs.
 //     The others only show the output.
-//   - A stop deletes the workload, because a cluster has no other end for it. A deletion
-//     would also delete the end of the output, so the command first connects to the pods.
+//   - A stop deletes the workload, because a cluster offers no other way to end it. Output that
+//     nobody has read would then be lost, so the command first connects to the pods.
 package workloadrun
 
 import (
@@ -54,7 +54,8 @@ type Options struct {
 const StoppedCode = 128 + 15
 
 // Find returns the workload and the record of a run. w is nil if the cluster has no such
-// workload. rec is nil if this machine has no record of the run as a workload.
+// workload. rec is nil if this machine has no record of the run as a workload. For a run on held
+// slices, both are nil.
 func Find(ctx context.Context, d Deps, name string) (w *workloads.Workload, rec *record.Record, err error) {
 	rec, err = record.LoadRecord(d.StateDir, name)
 	if err != nil {
@@ -259,7 +260,8 @@ func numberOf(past []record.PastAttempt, workload string, p workload.Pod, taken 
 	return next
 }
 
-// leaves reports whether this command leaves the run alone when a signal ends it.
+// leaves reports whether the run goes on when this command ends because of cause. ours says that
+// this command made the workload.
 func leaves(cause error, ours bool) bool {
 	var in *stage.Interrupted
 	return !errors.As(cause, &in) || in.Detaches(ours)

@@ -82,8 +82,7 @@ func (c *Cluster) Create(ctx context.Context, r Request) (*jobset.JobSet, error)
 	if !kube.AlreadyExists(err) {
 		return made, err
 	}
-	// The answer to the first of several tries may have been lost. Then this request has
-	// made the workload.
+	// If the answer to an earlier try was lost, this request has made the workload.
 	if made, err = c.get(ctx, js.Name); err == nil && made.Annotations[annotationRequest] != r.ID {
 		return nil, c.exists(js.Name)
 	}

@@ -26,8 +26,8 @@ type FollowOptions struct {
 	Output func(attempt int, p workload.Pod, container string) (io.WriteCloser, error)
 	// Ended is called with an attempt when the next attempt begins. Ended may be nil.
 	Ended func(workload.Attempt)
-	// Look is the time between two checks why the workload does not run. 0 means 10 seconds. The
-	// first check is after two seconds at most.
+	// Look is the pause between two checks of the reason why the workload does not run. 0 means
+	// 10 seconds. The first check is after two seconds at most.
 	Look time.Duration
 	// Settle is how long output may still come after the end of the workload. 0 means one
 	// minute.
@@ -103,7 +103,8 @@ func (c *Cluster) Follow(ctx context.Context, name string, o FollowOptions) (Out
 	return f.run(ctx)
 }
 
-// following is the state of a Follow. Only run's goroutine uses it. Others send it steps.
+// following is the state of a Follow. Only the goroutine of run uses it. Other goroutines send
+// steps to that one.
 type following struct {
 	*Cluster
 	FollowOptions
@@ -128,7 +129,7 @@ type followed struct {
 	copying bool
 }
 
-// send lets run's goroutine do a step, unless ctx has ended.
+// send makes the goroutine of run execute a step, unless ctx ends before.
 func (f *following) send(ctx context.Context, step func()) {
 	select {
 	case f.steps <- step:

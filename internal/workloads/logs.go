@@ -53,7 +53,8 @@ func (c *Cluster) Logs(ctx context.Context, name string, o LogOptions, w io.Writ
 	return c.output(ctx, p, container, o.Follow, w)
 }
 
-// output writes the output of a container, with follow until the container has ended.
+// output writes the output of a container. With follow, it continues until the container has
+// ended.
 func (c *Cluster) output(ctx context.Context, p *corev1.Pod, container *corev1.Container, follow bool, w io.Writer) error {
 	if follow && hasAgent(container) {
 		out, err := newCounted(w)
@@ -215,7 +216,7 @@ func unreachable(err error) bool {
 	return errors.Is(err, kube.ErrCut) || errors.As(err, &network)
 }
 
-// over reports whether the pod has ended. now is the pod as it is now, or nil if it has
+// over reports whether the pod has ended. now is the pod's present state, or nil if the pod is
 // gone.
 func (c *Cluster) over(ctx context.Context, p *corev1.Pod) (now *corev1.Pod, over bool) {
 	now, err := kube.Pods.In(c.Client, p.Namespace).Get(ctx, p.Name)
