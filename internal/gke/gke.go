@@ -56,7 +56,7 @@ type Options struct {
 	Slices      int
 	Tier        provision.Tier // default: on demand; or Spot, FlexStart, Reserved
 	Reservation string         // R or projects/P/reservations/R, also with /reservationBlocks/B[/reservationSubBlocks/S]; for Tier Reserved
-	Network     string         // DefaultNetwork
+	Network     string         // default: DefaultNetwork
 	Subnetwork  string         // default: the name of Network
 	Version     string         // of Kubernetes; default: the recommendation of the channel RAPID
 	CPUMachine  string         // of the default pool; default: DefaultCPUMachine

@@ -49,7 +49,7 @@ func newFarRun(t *testing.T) *farRun {
 	return f
 }
 
-// Get returns an existing resource of r, a job without runner.
+// Get returns the resource of the run r, which is a job without runner.
 func (f *farRun) Get(_ context.Context, id string) (provision.Resource, error) {
 	if id != "r" {
 		return provision.Resource{}, provision.ErrNotFound

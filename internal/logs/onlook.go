@@ -33,8 +33,8 @@ type Far struct {
 	Clock  gcp.Clock
 }
 
-// An onlooker reads the logs of a run into a Review, from its workers or its bucket. It
-// changes nothing there and stops no process.
+// An onlooker reads the logs of a run into a Review, from the workers or from a bucket. It
+// changes nothing on the workers or in the bucket, and stops no process.
 type onlooker struct {
 	far    Far
 	review *Review

@@ -53,8 +53,8 @@ const NoSSH = "none"
 // Options describes the network to create. Zero values mean the defaults in the
 // comments.
 type Options struct {
-	Name        string // mtu9k
-	MTU         int    // 8896
+	Name        string // default: mtu9k
+	MTU         int    // default: 8896
 	SubnetMode  string // auto (default), custom or legacy
 	RoutingMode string // regional (default) or global
 	// SSHSourceRanges may reach tcp:22. The default is IAPRange. With {NoSSH}, nobody may.

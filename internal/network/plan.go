@@ -38,7 +38,7 @@ type Action struct {
 	conflict error
 }
 
-// A Plan lists what would be done, in order. It does not notice later changes of the network.
+// A Plan lists what Apply would do, in order. It does not notice later changes of the network.
 type Plan struct {
 	Actions []Action `json:"actions"`
 }

@@ -423,7 +423,7 @@ func (j *Joined) Delete(ctx context.Context, id string, o provision.DeleteOption
 	case !errors.Is(err, provision.ErrNotFound):
 		return false, err
 	}
-	for _, p := range j.all { // a resource without slices may have other parts, such as disks
+	for _, p := range j.all { // a resource without slices may still have other parts
 		if deleted, err := p.Delete(ctx, id, o); deleted || err != nil {
 			return deleted, err
 		}

@@ -70,8 +70,8 @@ func families(names []string) []string {
 // SelectNumbered chooses the slices of a run by a prefix. nodes are all slices of a zone. It
 // chooses the slice whose name is prefix, or else the family prefix-0, prefix-1, …. It compares
 // names literally. All slices of a family have the accelerator type of the one with the lowest
-// number. If a queued resource for several nodes made that slice or another one, both must have
-// the same queued resource. Other slices with the prefix are foreign.
+// number. If a queued resource for several nodes made one of them, it must have made all of them.
+// Other slices with the prefix are foreign.
 //
 // Problems lists missing numbers, foreign slices, different numbers of workers, and slices
 // that are not ready. Foreign slices are never in Slices. Without partial, Slices has the

@@ -47,8 +47,8 @@ const (
 )
 
 // Generations returns all generations, oldest first. To add a generation, add it here, its
-// accelerator types to types.txt, its machine types to Machines and its prices to
-// prices.txt. The tests of the packages that use them name what is missing.
+// accelerator types to types.txt, its machine types to Machines and its prices to prices.txt. The
+// tests name what is missing.
 func Generations() []Generation {
 	return []Generation{
 		{
@@ -228,8 +228,9 @@ var sizeTable = sync.OnceValue(func() map[string][]size {
 	return table
 })
 
-// nearest returns up to two types for a misspelt one: with a right family, the sizes below
-// and above the requested one, otherwise the type with the most similar spelling.
+// nearest returns up to two types for a misspelt name. If the family is right, these are the
+// sizes below and above the requested one. Otherwise nearest returns the type with the most
+// similar spelling.
 func nearest(name string) []string {
 	name = canonical(name)
 	family, rest, _ := strings.Cut(name, "-")
@@ -286,9 +287,8 @@ var aliases = [][2]string{
 	{"v7x", "tpu7x"}, {"v7", "tpu7x"}, {"v5p", "v5p"},
 }
 
-// canonical replaces the generation at the beginning of word by the API's name. It adds the
-// dash that people forget after it, as in v5e16, and drops "tpu-" before it, as in
-// tpu-v5e-16.
+// canonical replaces the generation at the beginning of word by the API's name. It adds a missing
+// dash, as in v5e16, and drops a leading "tpu-", as in tpu-v5e-16.
 func canonical(word string) string {
 	word = strings.TrimPrefix(strings.ToLower(word), "tpu-")
 	for _, a := range aliases {
