@@ -76,8 +76,8 @@ const (
 	// WebSocket counts as dead. Without this limit, a path that vanished without a reset would go
 	// unnoticed for minutes. The limit is longer than Config.KeepAlive, because an idle SSH
 	// connection only gets answers to keepalives. Together with stallCheck it is shorter than
-	// three KeepAlive, so that a new WebSocket exists before the connection is given up. A
-	// protocol that never answers pays one useless reconnect.
+	// three KeepAlive, so that a new WebSocket exists before the connection is given up. With a
+	// protocol that never answers, this limit causes one useless reconnect.
 	stallLimit = 15 * time.Second
 	stallCheck = 5 * time.Second
 
@@ -88,9 +88,9 @@ const (
 	// linger limits how long Close sends the rest of the written bytes.
 	linger = 2 * time.Second
 
-	// After linger, Close waits at most goodbye for the relay's answer to the close frame.
-	// Without that frame the relay would hold the worker's side open. The frame is on its
-	// way when the wait begins. Meanwhile we receive all bytes that the relay still sends,
+	// goodbye limits how long Close, after linger, waits for the relay's answer to the close
+	// frame. Without a close frame the relay would hold the worker's side open. The frame is on
+	// its way when the wait begins. Meanwhile we receive all bytes that the relay still sends,
 	// because unread bytes would make our kernel reset the connection.
 	goodbye = 100 * time.Millisecond
 

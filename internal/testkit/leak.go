@@ -25,8 +25,7 @@ func NoLeaks(t testing.TB) {
 	})
 }
 
-// leaked returns the goroutines that the map before lacks and that do not end within the
-// time patience.
+// leaked returns the goroutines that are not in the map before and do not end within patience.
 func leaked(before map[string]string, patience time.Duration) map[string]string {
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()

@@ -31,9 +31,9 @@ import (
 )
 
 // A Cluster is the cluster of the tests. It has two pools, w-np-0 and w-np-1, with four nodes
-// each: gke-w-np-0-0 and so on. A node has 4 chips, the labels AcceleratorLabel and TopologyLabel
-// of a v5litepod-16, and GKE's taint. Pods run as processes and can use bash. If the cluster
-// cannot do something, that function is nil, and rows that need it are skipped.
+// each: gke-w-np-0-0 and so on. A node has 4 chips, the labels SliceLabels of a v5litepod-16, and
+// GKE's taint. Pods run as processes and can use bash. If the cluster cannot do something, that
+// function is nil, and rows that need it are skipped.
 type Cluster struct {
 	Config *rest.Config
 
