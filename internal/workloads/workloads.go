@@ -466,7 +466,7 @@ func Stop(ctx context.Context, c *Cluster, w *Workload, by string) error {
 		return nil
 	}
 	patch := map[string]any{"metadata": map[string]any{"uid": w.UID, "annotations": map[string]any{annotationStopped: by}}}
-	if _, err := c.jobsets().Merge(ctx, w.Name, patch, kube.WriteOptions{}); err != nil { // the user may delete it, but perhaps not change it
+	if _, err := c.jobsets().Merge(ctx, w.Name, patch, kube.WriteOptions{}); err != nil { // the user may lack this right
 		event.Notef(c.Sink, event.Debug, "", "cannot say who stops workload %s: %v", w.Name, err)
 	}
 	return c.Delete(ctx, w.Name)

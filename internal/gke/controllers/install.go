@@ -141,7 +141,7 @@ func madeByUs(o *unstructured.Unstructured) bool {
 }
 
 func imageVersion(d *unstructured.Unstructured) string {
-	list, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers") // an error counts as an empty list
+	list, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers") // an error means none
 	for _, c := range list {
 		m, _ := c.(map[string]any)
 		image, _ := m["image"].(string)
@@ -155,7 +155,7 @@ func imageVersion(d *unstructured.Unstructured) string {
 
 // condition reports whether a condition of an object is true.
 func condition(o *unstructured.Unstructured, kind string) bool {
-	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions") // an error counts as an empty list
+	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions") // an error means none
 	return slices.ContainsFunc(list, func(c any) bool {
 		m, _ := c.(map[string]any)
 		return m["type"] == kind && m["status"] == "True"
