@@ -91,8 +91,8 @@ func (f Flag) Named(key string) bool {
 	return slices.Contains(f.Names, key) || key == strings.ToLower(key) && slices.Contains(f.Names, strings.ReplaceAll(key, "_", "-"))
 }
 
-// A Command is a command of the program with all its flags, including those of every
-// command.
+// A Command is a command of the program with all its flags, including the flags that every
+// command has.
 type Command struct {
 	Path  string // "run", "qr create"
 	Flags []Flag

@@ -55,8 +55,8 @@ func clusterBody(o Options, zone, version string) *container.Cluster {
 	}
 }
 
-// management says what GKE does with nodes by itself. With a version from the user, it does
-// not upgrade nodes.
+// management says how GKE repairs and upgrades nodes. With a version from the user, it does not
+// upgrade nodes.
 func management(repair bool, o Options) *container.NodeManagement {
 	m := &container.NodeManagement{AutoRepair: repair, AutoUpgrade: o.Version == ""}
 	if !m.AutoRepair {

@@ -978,7 +978,7 @@ func oneLine(s string) string {
 	return s
 }
 
-// Codes with which the relay closes a WebSocket, as far as they mean something to a user.
+// Codes with which the relay closes a WebSocket. Codes that mean nothing to a user are left out.
 const (
 	sidUnknown        = 4001
 	sidInUse          = 4002

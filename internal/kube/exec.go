@@ -41,7 +41,7 @@ type ExecRequest struct {
 	Namespace, Pod string // "": of the client
 	Container      string // "": the only one
 	Command        []string
-	Terminal       bool // gives the command a terminal, so that its stderr is in its stdout
+	Terminal       bool // give the command a terminal; its stderr is then part of its stdout
 }
 
 // A Stream is a command that Exec has started in a container. Closing it does not end the

@@ -42,7 +42,7 @@ type Plan struct {
 	Deletes bool            `json:"deletes"`           // the command would delete the resource
 	Slices  []string        `json:"slices"`            // slices to delete
 	Request json.RawMessage `json:"request,omitempty"` // the request to send
-	Gcloud  string          `json:"gcloud,omitempty"`  // the equal gcloud command, if there is one
+	Gcloud  string          `json:"gcloud,omitempty"`  // the gcloud command that does the same, if there is one
 	Parts   []cost.Part     `json:"parts,omitempty"`   // the parts to make or delete, if the resource has several
 }
 

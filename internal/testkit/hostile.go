@@ -48,7 +48,7 @@ func EachLogin(t *testing.T, test func(t *testing.T, login HostileLogin)) {
 	}
 }
 
-// At prepares home for the login: LoginShell then begins with l.Lines.
+// At prepares home for the login. The shell of LoginShell then begins with l.Lines.
 func (l HostileLogin) At(t testing.TB, home string) {
 	t.Helper()
 	if l.Lines == "" {

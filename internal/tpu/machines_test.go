@@ -6,8 +6,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// For each type of a generation that Compute Engine has, there is one machine type, with
-// one exception.
+// Each type of a generation on Compute Engine has exactly one machine type, with one exception.
 func TestEveryTypeOfComputeEngineHasAMachine(t *testing.T) {
 	for _, ty := range tpu.Types() {
 		m, err := tpu.MachineOf(ty)

@@ -200,7 +200,7 @@ func whenFailed(o *corev1.Pod) (at time.Time) {
 type Attempt struct {
 	Number  int   // from 1
 	Restart int   // number of restarts of the JobSet
-	Pods    []Pod // sorted by worker, and those of one worker by age
+	Pods    []Pod // sorted by worker, then by age
 }
 
 // Attempts sorts the pods of a workload into attempts, oldest first. A new attempt begins when
@@ -240,8 +240,8 @@ func (a Attempt) overBefore(p Pod) bool {
 	return had
 }
 
-// Replaced returns the workers whose pod the cluster has replaced during the attempt. JobSet
-// does not restart the other workers then, so they wait for a process that is gone.
+// Replaced returns the workers whose pod the cluster has replaced during the attempt. JobSet does
+// not restart the other workers, which then wait for a process that is gone.
 func (a Attempt) Replaced() (workers []tpu.WorkerID) {
 	for i := 1; i < len(a.Pods); i++ {
 		if w := a.Pods[i].Worker; w == a.Pods[i-1].Worker && !slices.Contains(workers, w) {

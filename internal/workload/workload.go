@@ -72,7 +72,7 @@ type Spec struct {
 
 	Pods         int               // number of pods of a slice without TPU
 	Resources    []Resource        // limits of each container
-	NodeSelector map[string]string // besides that of the type
+	NodeSelector map[string]string // labels that a node must have, besides those of Type
 
 	Command string // a command line for bash
 	Env     []Variable

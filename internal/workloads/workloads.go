@@ -183,7 +183,7 @@ func row(js *jobset.JobSet, queued queues) Row {
 	return r
 }
 
-// queues are Kueue's objects, as far as the user may read them.
+// queues holds Kueue's objects that the user may read.
 type queues struct {
 	workloads []kueue.Workload
 	local     []kueue.LocalQueue
@@ -207,7 +207,7 @@ func (c *Cluster) queued(ctx context.Context) (q queues, err error) {
 	return queues{}, nil
 }
 
-// of returns Kueue's object for a JobSet, and those of other JobSets with the same quota.
+// of returns Kueue's object for a JobSet, and the other Kueue objects that share its quota.
 func (q queues) of(js *jobset.JobSet) (own *kueue.Workload, others []kueue.Workload) {
 	for i := range q.workloads {
 		if owned(&q.workloads[i], js) {
@@ -235,7 +235,7 @@ func owned(w *kueue.Workload, js *jobset.JobSet) bool {
 	return false
 }
 
-// quota names the source of a workload's quota: a ClusterQueue, or a LocalQueue whose
+// quota names the source of a workload's quota. It is the ClusterQueue, or the LocalQueue if the
 // ClusterQueue is unknown.
 func (q queues) quota(w *kueue.Workload) string {
 	if w.Status.Admission != nil {
@@ -257,7 +257,7 @@ type Status struct {
 	Message  string         `json:"message,omitempty"` // what the cluster says about its end
 }
 
-// An Attempt is one start of the command, as far as the cluster still has its pods.
+// An Attempt is one start of the command. It has the pods that the cluster still has.
 type Attempt struct {
 	Number   int    `json:"number"`
 	Restart  int    `json:"restart"`

@@ -53,8 +53,8 @@ func (c Controller) File() string {
 //go:embed *.json.gz
 var files embed.FS
 
-// Objects returns the objects of c in the order in which Apply makes them. Objects that contain
-// others, or to which others refer, come first. Objects that let the API server call the
+// Objects returns the objects of c in the order in which Apply makes them. Namespaces, kinds and
+// other objects that later ones need come first. Objects that let the API server call the
 // controller come last.
 func (c Controller) Objects() ([]unstructured.Unstructured, error) {
 	packed, err := files.ReadFile(c.File())
