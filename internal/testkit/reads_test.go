@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// A bufio.Scanner stops in the same way at the end of a file, at a line that is too long,
-// and at a read error. So a loop over a Scanner must check the Scanner's error. Code that
-// gets the last piece from a bufio.Reader must check the error that comes with it.
+// A bufio.Scanner stops in the same way at the end of a file, at a line that is too long, and at
+// a read error. A loop over a Scanner must therefore check the Scanner's error. Code that gets
+// the last piece from a bufio.Reader must check the error that comes with it.
 func TestNoReadEndsUnasked(t *testing.T) {
 	files := 0
 	for _, p := range packages(t) {
@@ -45,10 +45,10 @@ type finding struct {
 	text string
 }
 
-// unaskedReads finds functions that use a Scanner and not its Err, and reads whose error is
-// dropped.
+// unaskedReads finds functions that use a Scanner and never its Err. It also finds reads whose
+// error is dropped.
 func unaskedReads(file *ast.File) (found []finding) {
-	known := map[ast.Node]bool{} // calls and types whose scanner has a name
+	known := map[ast.Node]bool{} // calls and types of Scanners that have a variable
 	for _, decl := range file.Decls {
 		fn, ok := decl.(*ast.FuncDecl)
 		if !ok {
