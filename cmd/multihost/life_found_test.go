@@ -46,11 +46,12 @@ func TestLifeStoriesFound(t *testing.T) {
 			lifeStory{lasts: 3 * time.Minute, steps: []lifeDeed{
 				deed("type job", laptop, 10*time.Minute), deed("type job", desk, 2*time.Minute), deed("type attach", laptop, 5*time.Minute),
 			}}, []map[string]int{{"job 1 of laptop": 0, "job 1 of desk": 0, "attach 2 of laptop": 0}}, 0},
-		{"another machine begins an attempt while this one cannot reach a worker",
-			lifeStory{lasts: 40 * time.Minute, steps: []lifeDeed{
-				deed("type job", laptop, 2*time.Minute), {what: "the command fails on", worker: 1, then: time.Second}, {what: "new host keys of", worker: 1, then: time.Second},
-				deed("type job --detach", desk, time.Hour),
-			}}, []map[string]int{{"job 1 of laptop": exitUnavailable, "detach 1 of desk": 0}}, 0},
+		{"another machine begins an attempt that this one cannot see, and the queued resource fails",
+			lifeStory{lasts: 10 * time.Minute, ttl: 30 * time.Minute, steps: []lifeDeed{
+				deed("type job at a terminal", laptop, time.Second), {what: "no answer from", worker: 0, lasts: 20 * time.Second, then: 2 * time.Minute},
+				{what: "the command fails on", worker: 1, then: time.Second}, {what: "new host keys of", worker: 1, then: time.Second},
+				deed("type job --detach", desk, 2*time.Minute), {what: "the queued resource fails", then: 2 * time.Minute},
+			}}, []map[string]int{{"job 1 of laptop": 0, "detach 1 of desk": 0}}, 0},
 		{"each change of a request to Compute Engine takes more than half a minute",
 			lifeStory{lasts: 3 * time.Minute, onGCE: true, workers: 2, steps: []lifeDeed{
 				deed("type job", laptop, time.Second), {what: "changes of a state take 1m more", lasts: 20 * time.Second, then: 20 * time.Minute},

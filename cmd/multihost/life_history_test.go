@@ -276,7 +276,7 @@ func (h lifeHistory) lies() string {
 		switch {
 		case f.exists && strings.Contains(f.said, "nothing of this job is billed") && !h[:i].justMade(f):
 			return fmt.Sprintf("at %s %s says that nothing is billed, but the queued resource exists", f.at, f.who)
-		case f.billed && (f.verb == "job" || f.verb == "detach") && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
+		case f.billed && (f.verb == "job" || f.verb == "detach") && !strings.Contains(f.said, "stays") && !strings.Contains(f.said, "may still exist") && !strings.Contains(f.said, "if it exists it is billed") && !strings.Contains(f.said, "has made it again; it is in") && !strings.Contains(f.said, "has a runner on this machine already") && !strings.Contains(f.said, "is not known") && !h[:i].couldNotAsk(f):
 			return fmt.Sprintf("at %s %s ends without a word about what is billed", f.at, f.who)
 		case f.lives && strings.Contains(f.said, "no process of it is left on all"):
 			return fmt.Sprintf("at %s %s says that no process is left, but the command lives", f.at, f.who)

@@ -98,6 +98,7 @@ func TestLifeRules(t *testing.T) {
 		{"a bill of its own that is denied", of(typed(job1), at(9, lifeFact{kind: factMade, who: job1}), returned(9, job1, lifeFact{code: 69, exists: true, said: "nothing of this job is billed"})), "says that nothing is billed"},
 		{"a bill of another command that is denied", of(typed(job1), at(8, lifeFact{kind: factMade, who: "job 1 of desk"}), returned(9, job1, lifeFact{code: 69, exists: true, said: "nothing of this job is billed"})), "says that nothing is billed"},
 		{"a bill that is not told", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, billed: true, said: "phase request done"})), "without a word about what is billed"},
+		{"a bill of another command that is told", of(typed(job1), returned(9, job1, lifeFact{code: 3, exists: true, billed: true, said: "its slices are deleted: another command has made it again; it is in state ACTIVE, and is billed"})), ""},
 		{"a bill of its own that is not told", of(typed(job1), at(1, lifeFact{kind: factMade, who: job1}), returned(9, job1, lifeFact{code: 3, exists: true, billed: true})), "without a word about what is billed"},
 		{"a bill of another command that could not be read", of(typed(job1), returned(9, job1, lifeFact{code: 69, exists: true, billed: true})), ""},
 		{"a life that is denied", of(typed(job1), returned(9, job1, lifeFact{code: 130, lives: true, said: "no process of it is left on all 2 workers"})), "but the command lives"},

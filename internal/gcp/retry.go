@@ -141,11 +141,11 @@ func (c *Client) try(ctx context.Context, what string, call func(ctx context.Con
 
 var errNoAnswer = fmt.Errorf("no complete answer in %v", tryLimit)
 
-// sayWaiting reports a call without an answer. It reports one a minute for all calls of c,
-// because an API that is slow for one call is slow for all.
+// sayWaiting reports a call without an answer, for all calls of c together at most every half
+// minute, because an API that is slow for one call is slow for all.
 func (c *Client) sayWaiting(what string) {
 	now, told := time.Now(), c.waiting.Load()
-	if told != nil && now.Sub(*told) < time.Minute || !c.waiting.CompareAndSwap(told, &now) {
+	if told != nil && now.Sub(*told) < slowAnswer || !c.waiting.CompareAndSwap(told, &now) {
 		return
 	}
 	event.Notef(c.cfg.Sink, event.Warn, "", "%s: the API has not answered for %v; waiting up to %v", what, slowAnswer, tryLimit)

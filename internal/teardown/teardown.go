@@ -349,7 +349,7 @@ func MadeAgain(ctx context.Context, d *workers.Reach, id string) (text, hint str
 	case res.Life == provision.Deleting:
 		return "", ""
 	}
-	return "another command has made it again, " + res.Standing(), Hint(d, id)
+	return "another command has made it again; it is in " + res.Standing(), Hint(d, id)
 }
 
 // sayStays warns that a queued resource stays, unless it is being deleted or is gone.
