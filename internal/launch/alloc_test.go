@@ -71,8 +71,7 @@ func TestFollowingAllocatesNothingALine(t *testing.T) {
 	}
 }
 
-// BenchmarkFollow measures the follow of one worker: requests for pieces, their bytes, and
-// the lines about them.
+// BenchmarkFollow measures how long it takes to follow one worker's log.
 func BenchmarkFollow(b *testing.B) {
 	h := &hose{size: 16 << 20, chunk: []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 320))}
 	b.SetBytes(h.size)

@@ -36,10 +36,10 @@ type Armed struct {
 	offset time.Duration // offset of the worker's clock
 
 	boot string // Arm sets boot, disks and found
-	// stopped is the newest stop of the run that the worker has a mark of.
+	// stopped is the newest stop that is marked in an attempt of the run on the worker.
 	stopped Stopped
 	disks   map[string]Disk    // key: what is on the disk, "output" or "tmp"
-	found   map[string]string  // versions; key: a word of surveyed
+	found   map[string]string  // versions by name; surveyed lists the names
 	words   chan remote.Record // the worker's answer, with room for all of it
 	done    chan struct{}      // closed when the exec has ended; err is set before that
 	err     error
@@ -109,7 +109,8 @@ func Arm(ctx context.Context, r remote.Runner, spec Spec) (*Armed, error) {
 
 func (a *Armed) BootID() string { return a.boot }
 
-// Stopped returns the newest stop of the run that the worker has a mark of, or zero.
+// Stopped returns the newest stop that is marked in an attempt of the run on the worker, or
+// zero.
 func (a *Armed) Stopped() Stopped { return a.stopped }
 
 // Disk returns the disk for the output of the command.
@@ -122,13 +123,13 @@ func (a *Armed) Tmp() Disk { return a.disks["tmp"] }
 // has a buffer of this size for every worker.
 const mostWords = 64
 
-// surveyed are the words for which a worker may report a version.
+// surveyed lists the names whose versions a worker may report.
 var surveyed = []string{"python", "jax", "jaxlib", "libtpu", "code"}
 
 // Versions returns the versions of python, jax, jaxlib and libtpu that Spec.Python finds,
 // and the digest of the code under "code". A package that is not installed has the version
-// "none". There is no entry if Spec does not ask for it, or if the worker could not find it
-// out in time.
+// "none". An entry is missing if Spec does not ask for it, or if the worker did not report
+// it in time.
 func (a *Armed) Versions() map[string]string {
 	all := maps.Clone(a.found)
 	if python, known := all["python"]; known && python != "none" {
@@ -262,8 +263,8 @@ func (a *Armed) finish(cause error) {
 	})
 }
 
-// If a supervisor does not answer "go" within releaseLimit, ReleaseAt asks the worker over
-// another session.
+// releaseLimit is how long ReleaseAt waits for the answer to "go". After that it asks the
+// worker over another session.
 const releaseLimit = 30 * time.Second
 
 // MeasureClock measures the worker's clock against ours for ReleaseAt, over the open

@@ -51,9 +51,9 @@ var (
 // The command belongs to this call. If ctx ends, the connection is lost or this program
 // dies, the worker ends every process of the command. It uses TERM, the grace time and
 // KILL. These are the command's session, the processes that have its mark in their
-// environment, and the descendants of both. After the end of ctx, Exec returns its cause,
-// and ExecEnd.Stopped says that the worker confirmed that nothing is left. If the command
-// ends by itself, the processes that it leaves behind stay.
+// environment, and the descendants of both. After the end of ctx, Exec returns the cause of
+// ctx. ExecEnd.Stopped is then true if the worker confirmed that nothing is left. If the
+// command ends by itself, the processes that it leaves behind stay.
 func Exec(ctx context.Context, r remote.Runner, spec ExecSpec, stdout, stderr io.Writer) (ExecEnd, error) {
 	words, err := spec.words()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// said is a worker that answers every operation with one text, which may have no end.
+// said is a worker that answers every operation with the same text. The text may be endless.
 type said struct {
 	stdout, stderr string // N stands for the nonce
 	endless        bool

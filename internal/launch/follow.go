@@ -129,7 +129,7 @@ func newChase(worker string, offset int64) *chase {
 	return &chase{worker: worker, offset: offset, wait: firstPause}
 }
 
-// A turn has the next steps of Follow after a stream.
+// A turn says what Follow does after a stream has ended.
 type turn struct {
 	shorter *TruncatedError // to report to Shorter
 	exit    *Exit           // the command has ended and its last byte is written: return exit
@@ -137,7 +137,7 @@ type turn struct {
 	pause   time.Duration   // pause before the next stream
 }
 
-// after decides what follows a stream that brought p and failed with err.
+// after returns what Follow does after a stream. p and err are the results of the stream.
 func (c *chase) after(p piece, err error) (next turn) {
 	c.offset += p.count
 	if c.idle++; p.count > 0 {
@@ -177,8 +177,9 @@ func (c *chase) after(p piece, err error) (next turn) {
 	return next
 }
 
-// ends reports whether err ends Follow. If the worker knew the run before, ErrUnknownRun
-// and ErrNotStarted do not: somebody removed the run's files, or they could not be read.
+// ends reports whether err ends Follow. With heard, the worker knew the run before. Then
+// ErrUnknownRun and ErrNotStarted do not end Follow, because they mean that the run's files
+// were removed or could not be read.
 func ends(err error, heard bool) bool {
 	var write *writeError
 	switch {
@@ -315,8 +316,8 @@ func (t talk) answered(rec remote.Record) (done bool) {
 	return false
 }
 
-// told handles a record that comes beside the output. With done, the record need not be
-// kept: a long log brings any number of "size" records.
+// told handles a record that comes beside the output. If done is true, the record is not
+// kept, because a long log brings any number of "size" records.
 func (t talk) told(rec remote.Record) (done bool) {
 	switch rec.Word {
 	case "waiting":
@@ -341,7 +342,7 @@ func (t talk) told(rec remote.Record) (done bool) {
 	return true
 }
 
-// judge finds out the state of the run from the records before and beside the output.
+// judge sets the phase and the exit of p from the records before and beside the output.
 // offset is where the output began.
 func (p *piece) judge(worker string, ref Ref, offset int64, first, beside []remote.Record) error {
 	if first[0].Word == "unknown" {
@@ -388,8 +389,8 @@ func persist[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	}
 }
 
-// mayAnswer reports whether a worker may still answer after err. It may not after a refusal
-// in the words of our script, another host key, a flood of output, or the close of the
+// mayAnswer reports whether a retry after err may succeed. It returns false if our script
+// reported the error, the host key is another one, the output was too long, or we closed the
 // connection.
 func mayAnswer(err error) bool {
 	var refused *RemoteError

@@ -48,7 +48,8 @@
 //
 // # Decisions
 //
-//   - An operation uses one process if possible, and functions of bash instead of programs.
+//   - An operation on the worker uses one process if possible, and bash functions instead of
+//     programs.
 //     A run of the command "true", with no files to copy, starts at most 40 processes on a
 //     worker, including those of sshd and sudo.
 //   - The supervisor and the process that waits for the command both hold the lock of the
@@ -71,9 +72,9 @@
 //     all start at the same moment. This machine chooses it 0.1 s ahead plus 1 ms for each
 //     worker, at most 2 s. Before that, it measures the workers' clocks over the waiting
 //     sessions, while the workers do nothing else.
-//   - While the supervisor starts, survey reads the versions of packages, with the
-//     interpreter and the environment of the command. So they cost no round trip. survey
-//     imports nothing, because jax would take the TPU.
+//   - While the supervisor starts, the arm script reads the versions of packages, with the
+//     interpreter and the environment of the command. So the versions cost no round trip.
+//     The arm script imports no package, because importing jax would take the TPU.
 //   - The arm script reads a secret of Secret Manager into the file of the environment,
 //     which is emptied before the command starts. No other place would hold the secret for
 //     a shorter time. This machine never sees the value, so it cannot mask the value, and
@@ -294,7 +295,7 @@ type Disk struct {
 }
 
 // Low reports whether less than a tenth of the disk is free. The log still takes output
-// until less than a fiftieth, or less than 1 GB, is free.
+// then. It stops at the limit that Spec.MaxLog describes.
 func (d Disk) Low() bool { return d.Size > 0 && d.Free < d.Size/10 }
 
 // Info is a run in a worker's list of runs.

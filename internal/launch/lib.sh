@@ -139,7 +139,7 @@ mark_lost() {
   } 2>/dev/null
 }
 
-# settle DIR is look, and also records an end that nobody saw.
+# settle DIR does what look does, and also records an end that nobody saw.
 settle() {
   local why='the supervisor was killed'
   look "$1"

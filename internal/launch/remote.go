@@ -216,7 +216,7 @@ func instant(s string) time.Time {
 	return time.Time{}
 }
 
-// gate returns errLate to a goroutine that still copies after the end of its exec.
+// errLate is what a closed gate returns to a goroutine that still copies output.
 var errLate = errors.New("write after the end of the exec")
 
 // gate passes bytes on to w until it is closed, and counts them. A transport may still copy

@@ -31,8 +31,8 @@ type listener struct {
 	heard  chan struct{} // buffer of one, full when output came
 }
 
-// start starts the listener. The returned writer passes output to w and tells the listener
-// of it.
+// start starts the listener. The returned writer passes output to w, and tells the listener
+// that output came.
 func (s *listener) start(ctx context.Context, w io.Writer) io.Writer {
 	if s.opts.Quiet == nil || s.opts.QuietAfter <= 0 {
 		return w

@@ -83,7 +83,8 @@ func seconds(s string) time.Time {
 // Like Status, List records an end that nobody saw.
 func List(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, r) }
 
-// Look is List, but records nothing. A run whose end nobody saw is Lost and has no Exit.
+// Look does what List does, but records nothing on the worker. A run whose end nobody saw is
+// then Lost and has no Exit.
 func Look(ctx context.Context, r remote.Runner) ([]Info, error) { return list(ctx, reading{r}, "look") }
 
 // reading is a Runner for operations that change nothing on the worker.

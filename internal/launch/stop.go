@@ -105,8 +105,8 @@ type FreeReport struct {
 
 // FreeTPU makes the TPU of the worker free. It ends the processes that have a TPU device
 // file open or mapped, with TERM, the grace time and KILL. Once no process holds a device,
-// it removes libtpu's lock file. If the policy forbids to end one of them, FreeTPU ends
-// none, and *HoldersError names the processes that hold the device.
+// it removes libtpu's lock file. If the policy does not allow FreeTPU to end one of the
+// processes, it ends none. *HoldersError names the processes that hold a device.
 func FreeTPU(ctx context.Context, r remote.Runner, opts FreeOptions) (FreeReport, error) {
 	if opts.Policy == "" {
 		opts.Policy = FreeOrphans

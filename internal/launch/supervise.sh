@@ -142,8 +142,8 @@ start_relay() {
   relay=$!
 }
 
-# drain waits until the command's output is in the log: until the relay has read the end of
-# the pipe. While other processes hold the pipe, drain waits until the pipe is empty and the
+# drain waits until the command's output is in the log. Usually the relay then has read the
+# end of the pipe. While other processes hold the pipe, drain waits until the pipe is empty and the
 # relay has written everything. It also ends when more bytes have come than were in the
 # pipe. It gives up after 5 s without a byte.
 drain() {

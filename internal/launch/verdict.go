@@ -18,9 +18,9 @@ func KeepVerdict(ctx context.Context, r remote.Runner, ref Ref, text string) err
 	return keep(ctx, r, ref, text)
 }
 
-// KeepSeen notes on the worker that a user knows how the attempt ended, and that nobody
-// needs its logs from there. List returns it as Info.Seen. KeepSeen gives up a worker that
-// it cannot reach within 10 s.
+// KeepSeen records on the worker that a user knows how the attempt ended, and that the logs
+// on the worker are no longer needed. List returns this as Info.Seen. KeepSeen gives up a
+// worker that it cannot reach within 10 s.
 func KeepSeen(ctx context.Context, r remote.Runner, ref Ref, by string) error {
 	return keep(ctx, r, ref, by, "seen")
 }

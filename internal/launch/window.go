@@ -8,8 +8,8 @@ import (
 
 // An SSH channel of x/crypto lets the worker send 2 MiB that nobody has read yet, and no
 // option changes that. With a slow local disk, 2048 workers that print would fill 4 GiB of
-// memory. So the worker sends only as many bytes as follow asks for. Follow asks for more
-// when these are written.
+// memory. So the worker sends only as many bytes as Follow asks for. Follow asks for more
+// when those bytes are written.
 
 // A Window limits the bytes that workers have sent and that are not yet written, over all
 // Follow calls that share the Window.
@@ -62,8 +62,8 @@ func (w *Window) put(n int64) {
 
 // A ration is one follower's part of a window. It asks for the next piece when the last one
 // is written and the worker has reported the size of the log. It asks for more than the
-// base only if the log already has those bytes. They come at once, so a silent worker never
-// keeps a part of the shared window.
+// base only if the log already has the bytes. The worker sends such bytes at once, so a
+// silent worker never keeps a part of the shared window.
 type ration struct {
 	window *Window
 
@@ -118,8 +118,8 @@ func (r *ration) next() {
 	r.orders.ask(n)
 }
 
-// orders is the standard input of follow.sh: numbers, one in each line. A write never
-// blocks, because the goroutine that reads output does it.
+// orders is the standard input of follow.sh, with one number in each line. ask never
+// blocks, because the goroutine that reads the output calls it.
 type orders struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
