@@ -14,7 +14,7 @@ type Ending struct {
 	Known  bool
 	Exit   launch.Exit
 	Err    error     // why the end is not known
-	tail   bool      // the end looks like a training's tail; see leaves
+	tail   bool      // the result of leaves for this end
 	behind int       // processes that the command left behind, all killed
 	part   *PartLog  // set if this machine has only a part of the log
 	at     time.Time // worker's time of the end, corrected to the runner's clock

@@ -110,16 +110,17 @@ const RuntimeWords = `JAX distributed service|[Cc]oordination ?[Ss]ervice|coordi
 
 var runtimeSays = regexp.MustCompile(RuntimeWords)
 
-// leaves reports whether an end looks like a training's tail. It does if SIGABRT killed the
-// command or a program that its shell ran. It also does if the runtime's own words are at
-// the end of the output.
+// leaves reports whether a command probably failed only because other processes had left. It
+// returns true if SIGABRT killed the command or a program that its shell ran. It also returns
+// true if the last lines match RuntimeWords.
 func leaves(exit launch.Exit, lastLines []string) bool {
 	return exit.Code != 0 && (exit.Signal == "ABRT" || exit.Code == 128+6 || slices.ContainsFunc(lastLines, runtimeSays.MatchString))
 }
 
-// excused reports whether a failure is only the tail of a training that worker 0 has ended
-// with success. Times are by corrected clocks. An end is not excused if its cause is not
-// known, or if multihost or a lack of memory caused it.
+// excused reports whether the failure e only follows from the success of worker 0, whose end
+// is lead. It is so if leaves was true for e, and e came within detach.ExcuseWindow after
+// lead by corrected clocks. A failure is not excused if its cause is not known, or if
+// multihost or a lack of memory caused it.
 func excused(e, lead Ending) bool {
 	known := func(e Ending) bool { return e.Known && e.Err == nil && !e.Exit.Lost && e.Exit.Reason == "" }
 	after := e.at.Sub(lead.at)

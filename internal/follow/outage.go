@@ -32,7 +32,7 @@ var ErrSliceGone = fault.New(fault.Unavailable, "nothing runs there any more")
 // An outage is a time in which one worker cannot be followed.
 type outage struct {
 	giveUp context.CancelCauseFunc // nil: no outage
-	begin  time.Time               // start of the time for the limit
+	begin  time.Time               // when the time limit of the outage began to count
 	kind   trouble                 // of the last failed try
 	cause  string                  // of the last failed try, in words
 	gone   bool                    // the worker's slice is gone

@@ -16,7 +16,7 @@ type account struct {
 	ids   []tpu.WorkerID
 	ends  Endings
 	stop  *stopping // nil: nobody stopped the run
-	code  int       // of Verdict
+	code  int       // exit status of the run
 	first int
 }
 
