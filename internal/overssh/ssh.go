@@ -285,9 +285,8 @@ func (c *SSH) host(way Way, login string, s tpu.Slice, id tpu.WorkerID, roster *
 	return host
 }
 
-// addresses returns a function that returns the address of a worker: first the one from
-// discovery, and on every later dial the API's, because a VM can get another address when
-// it reboots.
+// addresses returns a function that returns a worker's address. The first call uses the
+// address from discovery. Later calls ask the API, because a reboot can change the address.
 func (c *SSH) addresses(way Way, s tpu.Slice, id tpu.WorkerID, roster *roster) func(context.Context) (string, error) {
 	var asked atomic.Bool
 	return func(ctx context.Context) (string, error) {
