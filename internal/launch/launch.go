@@ -177,8 +177,8 @@ type Spec struct {
 	// MaxLog limits the command's output in the log, in bytes. 0 means DefaultMaxLog, and a
 	// negative number means no limit. Exit.Dropped counts the output beyond the limit. Its
 	// last 64 KiB are in the file "dropped" beside the log. The command does not notice the
-	// limit. On a disk that is nearly full (less than 2 % or 1 GB free) the log takes 1 MiB
-	// more. Further output is dropped until space is free. Then the log continues.
+	// limit. On a disk that is nearly full (less than 2 % and less than 1 GB free) the log
+	// takes 1 MiB more. Further output is dropped until space is free. Then the log continues.
 	MaxLog int64
 
 	// Python is an interpreter. Armed.Versions returns its version and its packages'
@@ -295,7 +295,7 @@ type Disk struct {
 }
 
 // Low reports whether less than a tenth of the disk is free. The log still takes output
-// then. It stops at the limit that Spec.MaxLog describes.
+// until less than a fiftieth and less than 1 GB is free.
 func (d Disk) Low() bool { return d.Size > 0 && d.Free < d.Size/10 }
 
 // Info is a run in a worker's list of runs.

@@ -142,9 +142,9 @@ start_relay() {
   relay=$!
 }
 
-# drain waits until the command's output is in the log. Usually the relay then has read the
-# end of the pipe. While other processes hold the pipe, drain waits until the pipe is empty and the
-# relay has written everything. It also ends when more bytes have come than were in the
+# drain waits until the command's output is in the log. It ends when the relay has read the
+# end of the pipe. While other processes hold the pipe, drain ends when the pipe is empty and
+# the relay has written everything. It also ends when more bytes have come than were in the
 # pipe. It gives up after 5 s without a byte.
 drain() {
   local first last end_ns idle=0 looks=0
@@ -205,7 +205,7 @@ drained() {
   ((found))
 }
 
-# A disk is low if less than low_bytes, or less than a fiftieth of it, is free.
+# A disk is low if less than low_bytes and less than a fiftieth of the disk is free.
 low_bytes=1000000000
 # On a low disk, the log takes this many more bytes. The relay also drops this many bytes at
 # a time.
