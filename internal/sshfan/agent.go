@@ -22,12 +22,12 @@ import (
 // messages and signs one login. No key leaves this process.
 //
 // Two checks bind the signature (session-bind@openssh.com, OpenSSH 8.9 and later). First,
-// the client must prove to which host it is connected: by the host key's signature over the
-// session id. The host key must be the one that we have verified ourselves for the worker
-// in LoginTo. Second, the data to sign must be a login in that session, as that worker's
-// user. So a process that gets hold of the socket can do only what the command was meant to
-// do, and only until the command ends. A command with LoginTo has its own connection, which
-// ends with it.
+// the client must prove to which host it is connected. The proof is the host key's signature
+// over the session id. The host key must be the key that we have verified ourselves for the
+// worker in LoginTo. Second, the data to sign must be a login in that session, as that
+// worker's user. So a process that gets hold of the socket can do only what the command was
+// meant to do, and only until the command ends. A command with LoginTo has its own
+// connection, which ends with the command.
 
 // HostKey implements remote.Conn. It returns the host key that the worker has proven to
 // have, or "" before the first connection.

@@ -16,8 +16,8 @@ import (
 	"multihost/internal/remote"
 )
 
-// A Conn is the SSH connection to one worker. It implements remote.Conn. It outlives the
-// network connection under it: the next Run or Start after the end of one opens another.
+// A Conn is the SSH connection to one worker. It implements remote.Conn. It outlives its
+// network connection. If that has ended, the next Run or Start opens another.
 type Conn struct {
 	*remote.Shell
 	fleet *Fleet
@@ -310,9 +310,9 @@ func (s *socket) Close() error {
 	return s.Conn.Close()
 }
 
-// keepAlive checks every connection four times in each interval KeepAlive. It counts
-// checks, not time: if this process was stopped or got no processor for a minute, its
-// connections had no chance to show that they are alive, and must not be given up.
+// keepAlive checks every connection four times in each interval KeepAlive. It counts checks,
+// not time. If this process was stopped or got no processor for a minute, it must not give
+// its connections up, because it could not notice that they are alive.
 const (
 	looks     = 4
 	probeAt   = looks

@@ -158,7 +158,7 @@ func (c *Conn) try(ctx context.Context) (*link, *remote.ConnectError) {
 	return c.login(ctx, raw, addr, trust)
 }
 
-// known returns what is known about the worker besides its failure.
+// known returns what a hint may use besides the error.
 func (c *Conn) known() known {
 	_, reached := c.fleet.reached.Load(c.host.Slice)
 	return known{cloud: c.host.Cloud, reached: reached}
@@ -169,7 +169,7 @@ func (c *Conn) known() known {
 func (f *Fleet) enter(ctx context.Context, via *hop) (leave func(), err error) {
 	turns := []chan struct{}{f.dials}
 	if via != nil {
-		// Wait for the bastion's turn first, because the bastion has fewer.
+		// Wait for the bastion first, because it allows fewer handshakes at once.
 		turns = []chan struct{}{via.turns, f.dials}
 	}
 	for i, turn := range turns {
@@ -396,8 +396,8 @@ type noAnswerError time.Duration
 func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %s", time.Duration(e)) }
 func (e noAnswerError) Timeout() bool { return true }
 
-// permanent reports whether another try is useless. Errors of Host.Addr and Host.Keys say
-// so with a method Permanent() bool.
+// permanent reports whether another try is useless. Errors of Host.Addr and Host.Keys may
+// have a method Permanent() bool that says this.
 func permanent(e *remote.ConnectError) bool {
 	var p interface{ Permanent() bool }
 	var keyErr *remote.HostKeyError
@@ -416,8 +416,8 @@ func permanent(e *remote.ConnectError) bool {
 	return errors.Is(err, remote.ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
 }
 
-// explain returns the error for a failed step, with the probable cause as a hint. If we
-// stopped the step ourselves, the error is our reason, not what the step returned.
+// explain returns the error for a failed step, with the probable cause as a hint. If ctx
+// ended the step, the error is the cause of ctx and not what the step returned.
 func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err error) *remote.ConnectError {
 	var keyErr *remote.HostKeyError
 	var jump *JumpError

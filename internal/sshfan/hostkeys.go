@@ -22,10 +22,10 @@ import (
 // trust holds what is known about a worker's host key before one try, and what the try has
 // found.
 //
-// A key must match everything that is known: the pinned key, if there is one, and one of
-// the API's keys, if there are any. If the API has a new key for the same machine, that key
-// does not replace the pin: a machine that was made again has a new Pin, and the same
-// machine has no reason to change its key.
+// A key must match the pinned key, if there is one, and one of the API's keys, if there are
+// any. If the API has a new key for the same machine, that key does not replace the pinned
+// key. A machine that was made again has a new Pin. The same machine has no reason to change
+// its key.
 type trust struct {
 	host       Host
 	pinned     ssh.PublicKey // nil: no key is pinned
@@ -44,8 +44,8 @@ type trust struct {
 }
 
 // trust returns which host keys the worker may show. If this Conn has verified a key before,
-// that is the only one. Otherwise they are the pinned key and the API's keys. If none of
-// them is known, the worker may show any key.
+// the worker may show only that key. Otherwise trust returns the pinned key and the API's
+// keys. If there are none, the worker may show any key.
 func (c *Conn) trust(ctx context.Context) (*trust, error) {
 	t := &trust{host: c.host, accept: c.fleet.accept(c.host.Name, c.host.Pin), listedIn: remote.SourceAPI}
 	c.mu.Lock()
@@ -129,7 +129,8 @@ func (t *trust) refuse(key ssh.PublicKey, source string, known ...ssh.PublicKey)
 	return e
 }
 
-// outcome returns the verified key, or the reason why there is none so far.
+// outcome returns the verified key, or why the offered key was refused. Both are nil before
+// the first key.
 func (t *trust) outcome() (verified ssh.PublicKey, mismatch error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

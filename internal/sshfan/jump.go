@@ -130,8 +130,8 @@ func (e *ForwardError) Hint() string {
 // drop connections when ten of them have not logged in yet (MaxStartups 10:30:100).
 const jumpTurns = 8
 
-// A hop is a bastion with the one connection to it that everything behind it shares. The
-// connection is opened when it is first used, and again after it has ended.
+// A hop is a bastion and the connection to it. All workers behind the bastion share this
+// connection. It is opened when it is first used, and again after it has ended.
 type hop struct {
 	fleet  *Fleet
 	to     JumpHost
@@ -275,7 +275,7 @@ func (h *hop) open(ctx context.Context, l *link, addr string) (ssh.Channel, erro
 }
 
 // tunnel makes a net.Conn from a channel. A channel alone ends only when the bastion
-// agrees. Closing it must not wait for that if the bastion has stopped answering.
+// agrees. Close of the net.Conn must not wait for a bastion that has stopped answering.
 func (f *Fleet) tunnel(ch ssh.Channel) (net.Conn, error) {
 	near, far := net.Pipe()
 	in := f.spawn(func() {
@@ -308,8 +308,8 @@ func (h *hop) live(ctx context.Context) (*link, error) {
 	d := h.dialing
 	if d == nil {
 		d = &hopDial{done: make(chan struct{})}
-		// The attempt belongs to no caller: if one worker is given up, it must continue for
-		// the others.
+		// The attempt belongs to no caller. If one worker is given up, the attempt must
+		// continue for the others.
 		if !h.fleet.spawn(func() { h.lead(d) }) {
 			h.mu.Unlock()
 			return nil, remote.ErrClosed
@@ -412,8 +412,8 @@ func (h *hop) fail(ctx context.Context, stage remote.Stage, err error) *JumpErro
 	case errors.Is(err, errMoreThanKey):
 		e.Err, e.final = errMoreThanKey, true
 	case errors.Is(err, remote.ErrKeyRefused), errors.Is(err, ErrLoginRefused):
-		// A bastion is already up, so it will refuse later what it refuses now. The error
-		// is not ErrKeyRefused, which is about the keys of workers.
+		// A bastion is already up, so it will also refuse the key later. The error is not
+		// ErrKeyRefused, which is about the keys of workers.
 		e.Err = errors.New("it accepts none of our keys")
 		e.final = true
 	case stage == remote.StageHostKey:
