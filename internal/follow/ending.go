@@ -20,7 +20,7 @@ type Ending struct {
 	at     time.Time // worker's time of the end, corrected to the runner's clock
 }
 
-// fate decides about a worker that nobody follows any more.
+// fate returns the fate of a worker that nobody follows any more.
 func (e Ending) fate() fate {
 	if !e.Known {
 		return fateRetry

@@ -33,7 +33,7 @@ type evidence struct {
 	recorded bool          // the supervisor has recorded the end
 	gone     bool          // the API says that the slice is gone or was taken away
 	trouble  trouble       // why the worker cannot be followed; "" if it can
-	away     time.Duration // since how long it cannot be followed
+	away     time.Duration // how long it could not be followed
 }
 
 // fateOf decides about one worker. Only the supervisor's record, or the cloud's report

@@ -54,7 +54,7 @@ type Following struct {
 	Secrets  [][]byte   // masked in the output on the screen, never in files
 	Attached bool       // this command did not start the run, so an interrupt does not stop it
 	Wraps    [][]string // for each worker: words before the command, if this command started it
-	Deletes  bool       // this command deletes the slices after a success, or sees only a part of the run: it does not mark the run as seen
+	Deletes  bool       // do not mark the run as seen: this command deletes the slices after a success, or sees only a part of the run
 
 	// Reads, if set, takes the output of each worker in place of its log file. Such a
 	// following changes nothing on the workers or on this machine, and stops no command.
@@ -207,8 +207,8 @@ func (f *Following) tellOutages() {
 
 // lookAtOutages asks the cloud, in one call, whether the slices of lost workers exist. It
 // gives up the workers whose slices are gone. If this machine has no network, no worker
-// becomes lost, and the time of each outage begins anew. The parameter pause is the last
-// pause before a look, and the result is the next one.
+// becomes lost, and the time of each outage begins anew. The parameter pause is the pause
+// before this question, and the result is the pause before the next one.
 func (f *Following) lookAtOutages(ctx context.Context, pause time.Duration) time.Duration {
 	lost := f.outages.lostNow()
 	if len(lost) == 0 {

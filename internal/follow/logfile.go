@@ -95,8 +95,8 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// cutLogs gathers workers whose logs this machine cannot copy any more. So one line reports
-// all that have the same cause. The zero value is ready for use. It is safe for concurrent
+// cutLogs gathers workers whose logs this machine cannot copy any more. So one line can
+// report all workers with the same cause. The zero value is ready for use. It is safe for concurrent
 // use.
 type cutLogs struct {
 	mu   sync.Mutex

@@ -21,7 +21,8 @@ const (
 	// OutageLook is the time between two questions to the cloud whether the slices of lost
 	// workers exist.
 	OutageLook = 10 * time.Second
-	// longestLook limits that time while the cloud does not answer. Each try is reported.
+	// longestLook is the longest pause between two questions while the cloud does not answer.
+	// Each question is reported.
 	longestLook = 2 * time.Minute
 )
 
@@ -40,7 +41,7 @@ type outage struct {
 	said      time.Time // time of the last report
 	saidKind  trouble   // kind in the last report
 	told      bool      // this outage was reported
-	recovered bool      // it is over, and that is still to be reported
+	recovered bool      // the outage is over, and its end is still to be reported
 }
 
 // fail records a failed try to follow the worker. The result news says that something is to
@@ -72,9 +73,9 @@ func (o *outage) end() (news bool) {
 	return true
 }
 
-// report returns the text that is due now, with %s for the worker: about the outage, or
-// that the worker is followed again (back). There is at most one report a minute, and a
-// long outage is reported again each time its length has doubled.
+// report returns the text that is due now, with %s for the worker. If back is true, the text
+// says that the worker is followed again, otherwise it is about the outage. There is at most
+// one report a minute. A long outage is reported again each time its length has doubled.
 func (o *outage) report(now time.Time, limit time.Duration) (text string, back bool) {
 	away := now.Sub(o.begin)
 	switch {
@@ -198,8 +199,8 @@ func (o *outages) tell(sink event.Sink, ids []tpu.WorkerID, now time.Time, limit
 	}
 }
 
-// ourNetwork reports whether this machine's network caused an outage: no awaited worker can
-// be followed, and the API gave no answer either. err is the error of the API call.
+// ourNetwork reports whether this machine's network caused an outage. It did if no awaited
+// worker can be followed and the API gave no answer either. err is the error of the API call.
 func ourNetwork(lost, awaited int, err error) bool {
 	switch gcp.ClassOf(err) {
 	case gcp.Permission, gcp.Invalid, gcp.NotFound, gcp.Quota: // the API has answered
@@ -209,7 +210,7 @@ func ourNetwork(lost, awaited int, err error) bool {
 }
 
 // nextLook returns the pause before the next question to the cloud. The parameter pause is
-// the last one, and err the error of the last call.
+// the last pause, and err is the error of the last question.
 func nextLook(pause, limit time.Duration, err error) time.Duration {
 	switch {
 	case err == nil:

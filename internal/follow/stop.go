@@ -37,9 +37,9 @@ func (f *Following) beginStop(ctx context.Context, reason string, cause error) *
 // true.
 func (s *stopping) proven() bool { return s == nil || s.err == nil }
 
-// end returns the error of a stopped run: why it was stopped, and that it may still be
-// running somewhere. After fail-fast it is nil if the command failed, because the command's
-// own failure is then the error.
+// end returns the error of a stopped run. The error says why the run was stopped, and whether
+// it may still be running somewhere. After fail-fast, end returns nil if the command failed,
+// because the command's own failure is then the error.
 func (s *stopping) end(code int) error {
 	switch {
 	case s == nil:

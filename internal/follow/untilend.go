@@ -18,8 +18,8 @@ import (
 // The summary names it.
 const failFastReason = detach.FailFast
 
-// If the failure of another worker may be a training's tail, fail-fast waits tailDoubt for
-// the end of worker 0. The two ends come in any order.
+// tailDoubt is how long fail-fast waits for the end of worker 0 after a failure that may only
+// follow from the success of worker 0 (see leaves). The two ends come in any order.
 const tailDoubt = 3 * time.Second
 
 // unreadPause is how long the end of a log may take to arrive after the command is proven
@@ -234,7 +234,7 @@ func (w *endWait) stopHasEnded(err error) {
 	w.overdue = w.Clock.After(unreadPause)
 }
 
-// logsAreOverdue continues to wait for logs, except after an interrupt, because that user
+// logsAreOverdue continues to wait for logs. After an interrupt it does not, because the user
 // does not want to wait.
 func (w *endWait) logsAreOverdue() {
 	if left := w.logs.Left(w.Clock.Now(), w.Patience.Log); left > 0 && w.interrupted != nil {
