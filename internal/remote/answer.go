@@ -42,8 +42,8 @@ const (
 	maxAnswer = 4 << 20  // limit in bytes for the answer of one command, such as a list of many runs
 )
 
-// ErrFlood ends the session of a command whose answer is longer than maxAnswer, so that
-// nobody waits for an endless one.
+// ErrFlood ends the session of a command whose answer is longer than maxAnswer. Otherwise the
+// caller would wait for the end of an endless answer.
 var ErrFlood = fault.New(fault.Unavailable, fmt.Sprintf("it answers with more than %d MiB", maxAnswer>>20))
 
 // An Answer parses the output of one of our scripts as it arrives. A line is a record if a
@@ -143,8 +143,8 @@ func (a *Answer) Noise() []string {
 	return strings.Split(strings.TrimSpace(string(a.noise)+string(a.line)), "\n")
 }
 
-// consequence matches a message of a program that failed only because another one did. The
-// message of that other program has the cause, and may come before or after.
+// consequence matches a message of a program that failed only because another program had
+// failed. The message of the other program has the cause, and may come before or after.
 var consequence = regexp.MustCompile(`: Broken pipe$|\btar: (Exiting with failure status|Error is not recoverable|Child returned status)`)
 
 // Trouble returns the last line that was not a record, in a form for messages, or "". It

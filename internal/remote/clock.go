@@ -26,8 +26,8 @@ const (
 )
 
 // MeasureClock measures how far the worker's clock is ahead of ours. It returns the result
-// and keeps it for ClockOffset. It takes one session and three round trips, of which the
-// fastest counts. The error is at most half of that round trip.
+// and keeps it for ClockOffset. It takes one session and three round trips, and uses the
+// fastest round trip. The result is wrong by at most half of that trip.
 //
 // It also proves that the login can run commands. If the login shell or one of its start-up
 // files ends, prints too much, or runs nothing within ShellConfig.Timeout, the error is a

@@ -2,9 +2,9 @@
 # Reads JSON with bash alone, because a worker may have no program that does.
 
 # json_strings JSON PATH puts the texts at PATH of the object JSON into the array strings.
-# PATH has names, each after a slash; * stands for all elements of a list. A missing value,
-# a value that is no text, and an empty list give an empty text. Fails if JSON is not a
-# whole object. Ignores the escapes in texts that PATH does not reach.
+# PATH has names, each after a slash. * stands for all elements of a list. A missing value,
+# a value that is no text, and an empty list give an empty text. json_strings fails if JSON
+# is not a whole object. It ignores the escapes in texts that PATH does not reach.
 json_strings() {
   local - IFS=/ state=value depth=0 i=0 piece text tail
   local -a pieces want good=(1) open=('') mark=()

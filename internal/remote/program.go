@@ -15,9 +15,9 @@ import (
 )
 
 // A Program is a bash script for workers. A worker receives it once and keeps it under
-// ~/.multihost/kit. Later commands name it by its SHA-256, those of other runners, too. A
-// runner uses a kept script only if its hash was right when the runner connected. A command
-// runs it only if it still has the right length. If a run finds everything in place, an
+// ~/.multihost/kit. Later commands, also those of other runners, name the script by its
+// SHA-256. A runner uses a kept script only if its hash was right when the runner connected.
+// A command runs the script only if it still has the right length. With a kept script, an
 // operation sends a few hundred bytes, not twenty thousand. No command starts a process to
 // hash its script.
 //
@@ -185,7 +185,7 @@ func (k *kit) sent(p *Program) {
 }
 
 // lacks records that the worker has not kept a script. From then on each command sends it.
-// Otherwise every second command would fail whose input cannot be read again.
+// Otherwise, of the commands whose input cannot be read again, every second one would fail.
 func (k *kit) lacks(p *Program) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -226,7 +226,7 @@ type replay struct {
 }
 
 // mostReplayed is more bytes than any operation sends before the worker answers, except
-// contents of files. The script that takes these was used just before, so it is not
+// contents of files. The script that receives files was used just before, so it is not
 // missing.
 const mostReplayed = 16 << 10
 
