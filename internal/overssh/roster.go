@@ -24,8 +24,8 @@ const rosterAge = 5 * time.Second
 
 func newRoster() *roster { return &roster{turn: make(chan struct{}, 1)} }
 
-// lookUp returns a slice as the API describes it now or did at most rosterAge ago. It
-// returns false if the slice does not exist or the API does not answer.
+// lookUp returns a slice from the API's answer, which is at most rosterAge old. It returns
+// false if the slice does not exist or the API does not answer.
 func (r *roster) lookUp(ctx context.Context, cloud provision.Provider, clock gcp.Clock, name string) (tpu.Slice, bool) {
 	select {
 	case r.turn <- struct{}{}:

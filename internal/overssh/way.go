@@ -21,7 +21,7 @@ const (
 // used. A firewall that drops packets gives no answer, and users do not wait long.
 const reachPatience = 5 * time.Second
 
-// route holds the way of a command, which chooses once.
+// route holds the Way of a command. The command chooses it once.
 type route struct {
 	mu     sync.Mutex
 	chosen Way
