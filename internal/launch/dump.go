@@ -170,8 +170,8 @@ var (
 	numbers     = regexp.MustCompile(`\d+`)
 )
 
-// A thread is one stack of a process: its lines, without details that always differ, and
-// the number of threads that have it.
+// A thread is one stack of a process. It has the lines of the stack, without details that
+// always differ, and the number of threads that have this stack.
 type thread struct {
 	lines []string
 	count int

@@ -495,8 +495,8 @@ run_lives() {
   ((lives))
 }
 
-# look_entry FILE is look for a file of the index, which has all that is known of another
-# login's run.
+# look_entry FILE does what look does, for a file of the index. That file has all that is
+# known of another login's run.
 look_entry() {
   local key value fields
   sup=0 sup_start=0 sup_boot='' armed=0 pid=0 start=0 at=0 waiter=0 supervised=0

@@ -84,14 +84,14 @@ type input struct {
 // end within seconds unless the worker's disk or sudo hangs.
 const answerLimit = 2 * time.Minute
 
-// A noAnswerError is the cause of an exec that was given up after its begin.
+// A noAnswerError is the cause of an exec that read its input and did not end within limit.
 type noAnswerError struct{ limit time.Duration }
 
 func (e noAnswerError) Error() string {
 	return fmt.Sprintf("no answer within %s: its disk hangs, or sudo does", e.limit)
 }
 
-// A notReachedError is the cause of an exec that was given up before its begin.
+// A notReachedError is the cause of an exec that did not read its input within limit.
 type notReachedError struct{ limit time.Duration }
 
 func (e notReachedError) Error() string { return fmt.Sprintf("not reached within %s", e.limit) }
@@ -153,8 +153,8 @@ func call(ctx context.Context, r remote.Runner, op string, script *remote.Progra
 	return callWithin(ctx, answerLimit, 0, r, op, script, args...)
 }
 
-// callWithin is call with other limits: limit for the answer, and reach for reaching the
-// worker. 0 means no limit.
+// callWithin does what call does, with other limits. limit is for the answer, and reach is for
+// reaching the worker. 0 means no limit.
 func callWithin(ctx context.Context, limit, reach time.Duration, r remote.Runner, op string, script *remote.Program, args ...string) ([]remote.Record, error) {
 	out := &remote.Answer{Nonce: remote.NewNonce()}
 	errs := &remote.Answer{Nonce: out.Nonce}

@@ -26,8 +26,8 @@ func simulated(t *testing.T, logins ...string) (worker.Machine, []*sshfan.Conn) 
 	return simulatedAt(t, t.TempDir(), 10*time.Second, logins...)
 }
 
-// simulatedAt is simulated in a given directory. It gives a connection up after three
-// keepAlive without a byte.
+// simulatedAt does what simulated does, in the given directory. A connection is given up after
+// three intervals keepAlive without a byte.
 func simulatedAt(t *testing.T, root string, keepAlive time.Duration, logins ...string) (worker.Machine, []*sshfan.Conn) {
 	t.Helper()
 	testkit.Need(t, "ps")
