@@ -416,8 +416,8 @@ func permanent(e *remote.ConnectError) bool {
 	return errors.Is(err, remote.ErrClosed) || slices.ContainsFunc(ownFailures(), func(target error) bool { return errors.Is(err, target) })
 }
 
-// explain returns the error for a failed step, with the probable cause as a hint. If ctx
-// ended the step, the error is the cause of ctx and not what the step returned.
+// explain returns the error for a failed step, with the probable cause as a hint. If we ended
+// the step ourselves, the error is our reason: ErrClosed, or the cause of ctx.
 func (c *Conn) explain(ctx context.Context, stage remote.Stage, addr string, err error) *remote.ConnectError {
 	var keyErr *remote.HostKeyError
 	var jump *JumpError

@@ -60,8 +60,8 @@ func (f *Fleet) warnDescriptors(hosts int) {
 	f.cfg.Sink.Emit(note)
 }
 
-// manyHosts is the number of workers above which an RSA key is worth a note: it costs a
-// quarter of a second of CPU.
+// manyHosts is the number of workers above which warnSlowKey warns. For this many workers, an
+// RSA key costs a quarter of a second of CPU.
 const manyHosts = 64
 
 // warnSlowKey says once what an RSA key costs (RSA 3072: 3.4 to 4.7 ms a signature;

@@ -80,8 +80,8 @@ type Dialer func(ctx context.Context, network, addr string) (net.Conn, error)
 // address for all.
 //
 // It tries all addresses at once, each for at most patience. An address counts if an SSH
-// server answers there: an open port proves nothing, because another machine may have the
-// same internal address in another network. Connect verifies the identity later. Of the
+// server answers there. An open port alone proves nothing, because another machine may have
+// the same internal address in another network. Connect verifies the identity later. Of the
 // addresses that answer within patience, the first in addrs wins. If none answers, the
 // first one that refuses the connection wins: the machine can be reached and is booting.
 // Otherwise the error is an *UnreachableError, or the cause of ctx.

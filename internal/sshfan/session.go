@@ -133,9 +133,8 @@ func (s *session) Close() error {
 	return nil
 }
 
-// abort ends the session on our side, and asks the worker to do the same. It does not
-// block: it asks in another goroutine, because that may block if the connection has
-// stalled.
+// abort ends the session on our side, and asks the worker to do the same. It asks in another
+// goroutine, because the request may block if the connection has stalled.
 func (s *session) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +195,7 @@ func (s *session) serve() {
 	s.status, s.err = s.judge(end)
 }
 
-// If sshd refuses the session, open repeats the request for sessionPatience: sshd also
+// sessionPatience is how long open repeats the request if sshd refuses the session. sshd also
 // counts sessions of commands that have just ended.
 const sessionPatience = 5 * time.Second
 
@@ -346,8 +345,8 @@ func (s *session) resize(ch ssh.Channel, t *remote.Terminal) {
 	}
 }
 
-// unanswered returns the error for a command that was sent and got no answer: ErrNoStatus
-// if only the channel is gone, ErrConnectionLost if the connection is.
+// unanswered returns the error for a command that was sent and got no answer. The error is
+// ErrConnectionLost if the connection is gone, and ErrNoStatus if only the channel is gone.
 func (s *session) unanswered() error {
 	if !s.link.sock.broken.Load() && s.link.answers() {
 		return fmt.Errorf("run on %s: %w", s.conn.host.Name, remote.ErrNoStatus)
@@ -392,7 +391,7 @@ func follow(reqs <-chan *ssh.Request) ending {
 
 func discard(reqs <-chan *ssh.Request) { follow(reqs) }
 
-// judge returns the result of the command, from the end of its channel.
+// judge returns the result of the command. end is what the worker has said about its end.
 func (s *session) judge(end ending) (remote.Status, error) {
 	select {
 	case <-s.aborted:

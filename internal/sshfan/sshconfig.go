@@ -16,7 +16,7 @@ import (
 	"multihost/internal/sshkey"
 )
 
-// SSHConfig is a configuration file of ssh. It heeds Host, Include, HostName, User, Port,
+// SSHConfig is a configuration file of ssh. It uses only Host, Include, HostName, User, Port,
 // IdentityFile, ProxyJump, UserKnownHostsFile and HostKeyAlias. It is safe for concurrent
 // use.
 type SSHConfig struct {
@@ -57,8 +57,7 @@ func LoadSSHConfig(path, home, login string) (*SSHConfig, error) {
 	return &SSHConfig{path: path, home: home, login: login, file: file}, nil
 }
 
-// HostSettings holds what a configuration says about one host: those settings that
-// multihost heeds.
+// HostSettings holds the settings of one host that multihost uses.
 type HostSettings struct {
 	HostName       string
 	User           string
@@ -174,7 +173,8 @@ func ParseJump(spec, login string, config *SSHConfig) ([]JumpHost, error) {
 	return jumps, nil
 }
 
-// mostJumps limits the bastions before other bastions: a configuration may go in a circle.
+// mostJumps limits the bastions that a configuration puts before other bastions. The
+// configuration may go in a circle.
 const mostJumps = 8
 
 func parseJump(spec, login string, config *SSHConfig, depth int) ([]JumpHost, error) {

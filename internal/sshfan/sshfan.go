@@ -76,7 +76,7 @@ type Host struct {
 	Keys func(ctx context.Context) ([]string, error)
 
 	// Doubt is called when the worker has shown an unknown host key. It reports whether the
-	// last answer of Keys was a remembered one. If so, the Fleet tries the worker once
+	// last answer of Keys came from a cache. If it did, the Fleet tries the worker once
 	// again, because a new answer may be different. Doubt may be nil.
 	Doubt func() bool
 
@@ -151,7 +151,7 @@ type Config struct {
 
 	// ShellTimeout limits how long a login may take to run a first command (see
 	// Conn.MeasureClock). Start-up files that load an environment from a busy disk take
-	// seconds. One that waits for input never ends. The default is 30 s.
+	// seconds. A file that waits for input never ends. The default is 30 s.
 	ShellTimeout time.Duration
 
 	// Dial opens the connection under SSH. The default is TCP.
@@ -253,8 +253,8 @@ func New(cfg Config) (*Fleet, error) {
 }
 
 // Connect connects to all hosts at once. It returns when every host is connected or given
-// up. Both results have the length and the order of hosts: for each host, one is nil.
-// Errors are *ConnectError. When ctx ends, the hosts that are not connected yet fail at
+// up. Both results have the length and the order of hosts. For each host, either the Conn or
+// the error is nil. Errors are *ConnectError. When ctx ends, the hosts that are not connected yet fail at
 // once with the cause of ctx.
 //
 // Connections stay open until Conn.Close or Fleet.Close, even if Connect has failed for
@@ -374,8 +374,8 @@ func (p *progress) trouble(i int) func(*remote.ConnectError) {
 	return func(err *remote.ConnectError) { p.troubles[i].Store(err) }
 }
 
-// The pace of Progress events: fast enough to look alive, slow enough to cost nothing with
-// 2048 hosts, because each event lists the waiting hosts.
+// The pace of Progress events. Each event lists the waiting hosts, so with 2048 hosts a
+// faster pace would cost too much.
 const (
 	progressEvery = 100 * time.Millisecond
 	progressIdle  = time.Second
