@@ -37,8 +37,7 @@ var (
 	ErrClosed = fault.New(fault.Unavailable, "connection closed by us")
 )
 
-// A Stage is the step that failed, of connecting to a worker or of starting a command
-// there.
+// A Stage is a step of connecting to a worker or of starting a command there.
 type Stage string
 
 // The stages, in order.

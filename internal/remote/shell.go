@@ -41,9 +41,9 @@ type noInput struct{}
 
 func (noInput) Read([]byte) (int, error) { return 0, io.EOF }
 
-// A Shell makes more of a connection that starts command lines: it also runs Programs and
-// knows the worker's clock. Implementations of Conn embed it. Its methods are safe for
-// concurrent use.
+// A Shell runs Programs and measures the worker's clock over a connection that can only start
+// command lines. Implementations of Conn embed a Shell. Its methods are safe for concurrent
+// use.
 type Shell struct {
 	cfg ShellConfig
 	kit kit

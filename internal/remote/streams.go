@@ -20,8 +20,8 @@ type Gate struct {
 	closed bool
 }
 
-// NewGates returns the Gates for Stdout and Stderr of a command: one Gate twice if both are
-// the same writer.
+// NewGates returns the Gates for Stdout and Stderr of a command. If both are the same writer,
+// it returns one Gate twice.
 func NewGates(cmd Cmd) (out, errs *Gate) {
 	out = newGate(cmd.Stdout)
 	if sameWriter(cmd.Stdout, cmd.Stderr) {
@@ -37,7 +37,7 @@ func newGate(w io.Writer) *Gate {
 	return &Gate{w: w}
 }
 
-// After Shut, Write fails with ErrShut. It holds a lock while it writes, so that nothing is
+// Write fails with ErrShut after Shut. It holds a lock while it writes, so that nothing is
 // being written when Shut returns.
 func (g *Gate) Write(p []byte) (int, error) {
 	g.mu.Lock()
@@ -67,7 +67,7 @@ func sameWriter(a, b io.Writer) (same bool) {
 }
 
 // An Intake is a reader that can be shut for good. A Session reads the input of its command
-// through one. One goroutine reads. Others may call Shut meanwhile.
+// through an Intake. One goroutine reads. Others may call Shut meanwhile.
 type Intake struct {
 	r    io.Reader
 	idle chan struct{} // closed when nobody reads any more
@@ -80,7 +80,7 @@ func NewIntake(r io.Reader) *Intake {
 	return &Intake{r: r, idle: make(chan struct{}), over: make(chan struct{})}
 }
 
-// After Shut, Read fails with ErrShut.
+// Read fails with ErrShut after Shut.
 func (in *Intake) Read(p []byte) (int, error) {
 	select {
 	case <-in.over:
