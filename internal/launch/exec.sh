@@ -72,9 +72,11 @@ elevate() {
   fi
 }
 
-# find_bound puts the processes of the command into the array pids. These are the processes
-# of its session, unless another process now has the session's number, the processes that
-# have its mark in their environment, and the descendants of all these.
+# find_bound puts the processes of the command into the array pids. These are
+#
+#   - the processes of its session, unless another process now has the session's number;
+#   - the processes that have its mark in their environment;
+#   - the descendants of all these.
 find_bound() {
   local leader=$pid path
   local -A ours=() parents=()

@@ -19,7 +19,8 @@ main() {
       show stopped "$p" "${holding[$p]}"
     fi
   done
-  # If a process that we may not end holds a device, end none: it would not free the TPU.
+  # If a process that we may not end holds a device, end none, because the TPU would stay in
+  # use.
   if [[ $policy != check ]] && ((! look && ${#refused[@]} == 0 && ${#holding[@]} > 0)); then
     end_all "$grace_ms" find_endable
     holders
@@ -43,8 +44,8 @@ remove_as_root() {
   "${as_root[@]}" rm -f -- "$1" 2>/dev/null
 }
 
-# may_end PID succeeds if the policy lets us end the process. It never lets us end a process
-# of an active run, and always a process of this login's ended runs.
+# may_end PID succeeds if we may end the process. A process of an active run may not be ended.
+# A process of this login's ended runs may be ended. The policy decides about all others.
 may_end() {
   run_dir "$1"
   if [[ $REPLY == */.multihost/runs/*/* ]]; then

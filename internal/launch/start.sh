@@ -58,8 +58,8 @@ share() {
 }
 
 # await TIME waits until TIME, or until another word comes, which may be "abort". If TIME is
-# more than 5 s ahead, a clock must be wrong, so await does not wait. It does nothing else
-# meanwhile: on a machine of several workers, work for one worker would delay the others.
+# more than 5 s ahead, a clock must be wrong, so await does not wait. While it waits, await
+# does nothing else. On a machine of several workers, such work would delay the others.
 await() {
   local left_us left word=''
   now_ns

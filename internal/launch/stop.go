@@ -16,13 +16,19 @@ type StopOptions struct {
 	Mark   bool          // set Info.Stopped of the attempt, even if it has ended
 }
 
-// Stop ends every process of the run on the worker. These are its session, the processes
-// whose environment names the run or whose output is its pipe, processes without a parent
-// in the control group of the SSH session that started the run, and the descendants of all
-// these. Stop sends TERM, waits for the grace time, sends KILL, and waits at most 10 s
-// more. It may be repeated, and several Stops may run at the same time. The worker keeps
-// the first reason. The report has the processes that are left. An unknown or an ended run
-// is no error.
+// Stop ends every process of the run on the worker. These are
+//
+//   - the processes of its session;
+//   - the processes whose environment names the run;
+//   - the processes whose output is the run's pipe;
+//   - the processes without a parent in the control group of the SSH session that started
+//     the run;
+//   - the descendants of all these.
+//
+// Stop sends TERM, waits for the grace time, sends KILL, and waits at most 10 s more. It may
+// be repeated, and several Stops may run at the same time. The worker keeps the first
+// reason. The report has the processes that are left. An unknown or an ended run is no
+// error.
 func Stop(ctx context.Context, r remote.Runner, ref Ref, opts StopOptions) (StopReport, error) {
 	if err := ref.check(); err != nil {
 		return StopReport{}, err
