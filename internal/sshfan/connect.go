@@ -40,7 +40,7 @@ func jittered(try int) time.Duration {
 func (c *Conn) connect(ctx context.Context, trouble func(*remote.ConnectError)) (*link, error) {
 	clock := c.fleet.cfg.Clock
 	start := clock.Now()
-	doubted := false      // doubtful was true before
+	doubted := false      // the one further try after a doubtful key was made
 	var refused time.Time // when the present series of refused keys began; zero: there is none
 	for n := 1; ; n++ {
 		l, failure := c.try(ctx)

@@ -22,8 +22,8 @@ import (
 // unproven lists claims that a hint may make only with proof.
 var unproven = []string{"overloaded", "MaxStartups", "metadata", "OS Login", "max-dials"}
 
-// Real OpenSSH runs with each setting that keeps us out. The hint must be the one that its
-// answers allow.
+// The test runs the real sshd with each setting that keeps us out. The hint may claim only
+// what the answers of sshd prove.
 func TestHintsAreThoseOfTheSettingThatKeepsUsOut(t *testing.T) {
 	testkit.NoLeaks(t)
 	const keyRules = "sshd refuses the login (DenyUsers, AllowUsers) or the kind of key (PubkeyAcceptedAlgorithms); why is in sshd's log"
@@ -172,9 +172,9 @@ func TestWhatAServerSaysInPlaceOfItsVersionDecidesTheHint(t *testing.T) {
 	}
 }
 
-// The silence of a worker does not prove a missing firewall rule in two cases: other
-// workers of its slice were reached, in whatever way, or the machine is not in Google's
-// network.
+// The silence of a worker does not prove a missing firewall rule if other workers of its
+// slice were reached, in whatever way. It does not prove one either if the machine is not in
+// Google's network.
 func TestAMissingFirewallRuleIsNotGuessedAgainstTheEvidence(t *testing.T) {
 	testkit.NoLeaks(t)
 	silent := func(_ context.Context, _, addr string) (net.Conn, error) {

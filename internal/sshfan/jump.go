@@ -75,7 +75,7 @@ func (e *JumpError) Fault() fault.Kind { return e.Stage.Fault(e.Err) }
 // Hint returns the probable cause, or "".
 func (e *JumpError) Hint() string { return e.hint }
 
-// Permanent reports whether the bastion is not tried again.
+// Permanent reports whether another try of the bastion would also fail.
 func (e *JumpError) Permanent() bool { return e.final }
 
 // ForwardError reports that a bastion was reached but could not connect to a worker.
@@ -455,8 +455,8 @@ func (e *JumpError) refused(keys []ssh.Signer, skipped error) {
 	}
 }
 
-// trust returns which host keys the bastion may show: those in the user's own known_hosts,
-// or else the pinned key. If there is neither, any key.
+// trust returns which host keys the bastion may show. These are the keys in the user's own
+// known_hosts, or else the pinned key. If there is neither, the bastion may show any key.
 func (h *hop) trust() (*trust, error) {
 	f := h.fleet
 	pin := "jump/" + h.to.Addr
