@@ -73,9 +73,10 @@ func (o *outage) end() (news bool) {
 	return true
 }
 
-// report returns the text that is due now, with %s for the worker. If back is true, the text
-// says that the worker is followed again, otherwise it is about the outage. There is at most
-// one report a minute. A long outage is reported again each time its length has doubled.
+// report returns the text about the outage that is due now, with %s for the worker, or "". If
+// back is true, the end of the outage is to be reported. A change of the kind of trouble is
+// due at once. Other reports of outages are at least a minute apart. A long outage is
+// reported again each time its length has doubled.
 func (o *outage) report(now time.Time, limit time.Duration) (text string, back bool) {
 	away := now.Sub(o.begin)
 	switch {

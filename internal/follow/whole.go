@@ -284,9 +284,9 @@ func (p Parts) room(dir string) string {
 	return ""
 }
 
-// addTo adds the logs that are not whole here to the summary, and makes a success a
-// failure. It returns a note about copying the rest, or nil if the summary already says
-// that.
+// addTo adds the logs that are not whole here to the summary. A success becomes a failure.
+// Then sum.Next says how to copy the rest, and addTo returns nil. Otherwise it returns a note
+// about the rest.
 func (p Parts) addTo(sum *event.Summary) *event.Note {
 	sum.Text += "; " + p.String() + " (" + p.why() + ")"
 	again, rest := "bring the rest with: multihost attach "+sum.Run, "is on the workers, for as long as their slices are there"
