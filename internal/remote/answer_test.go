@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzClock: a worker may answer anything to the question for its time.
+// FuzzClock checks that no answer to the question for the time gives an impossible time.
 func FuzzClock(f *testing.F) {
 	f.Add("multihost-clock:1700000000123456789\n")
 	f.Add("Welcome!\nmotd without newline multihost-clock:1\nmultihost-clock:2\n")
@@ -31,7 +31,7 @@ func FuzzClock(f *testing.F) {
 	})
 }
 
-// The user reads the cause, not what another program says because of it.
+// The user reads the cause, and not the message of a program that failed because of it.
 func TestTroubleIsTheCause(t *testing.T) {
 	t.Parallel()
 	const cause = "head: write error: No space left on device"
