@@ -220,8 +220,8 @@ secrets() {
   exec 5<&-
 }
 
-# ask RETRIES ARG... calls curl with ARGs and the token. It retries while the network or the
-# server has trouble. It gives up if a try fails later than 40 s after the start of the
+# ask RETRIES ARG... calls curl with ARGs and the token. It retries up to RETRIES times while
+# the network or the server has trouble. It also gives up if a try fails later than 40 s after the start of the
 # first try. status and json come from the last try. status is 0 if that try got no whole
 # answer. If status is not 200, trouble says why. The output of curl goes through descriptor
 # 5, because curl --retry would mix the answers of all tries and its messages.

@@ -214,9 +214,9 @@ func (l *local) move(from, to string) {
 	}
 }
 
-// A problem with following says nothing about the command: a login that runs no command,
-// answers that make no sense, or files that cannot be read for a while. Follow reports the
-// problem, and later continues at the next byte.
+// A login may run no command, answers may make no sense, or files may be unreadable for a
+// while. Such a problem says nothing about the command. Follow reports the problem, and later
+// continues at the next byte.
 func TestFollowOutlivesItsOwnTrouble(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
