@@ -142,7 +142,7 @@ func (t *trust) firstUse() bool { return t.pinned == nil && len(t.listed) == 0 }
 
 // algorithms lists the algorithms of host keys to ask for. Those of known keys come first,
 // so that a worker with several keys shows one that can be verified. If no key is known,
-// ed25519 comes first: the others cost two to six times its CPU time.
+// ed25519 comes first, because the others cost two to six times as much CPU time.
 func (t *trust) algorithms() []string {
 	all := []string{
 		ssh.KeyAlgoED25519,
@@ -164,9 +164,9 @@ func (t *trust) algorithms() []string {
 	return all
 }
 
-// remember keeps the key that the worker has shown in a completed login. If the login does
-// not complete, no key is pinned: a machine that refuses our login may be another one that
-// got the worker's address.
+// remember keeps and pins the key that the worker has shown in a completed login. If the login
+// does not complete, no key is pinned. A machine that refuses our login may be another one
+// that got the worker's address.
 func (c *Conn) remember(t *trust) {
 	key, _ := t.outcome()
 	c.mu.Lock()
