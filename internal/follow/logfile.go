@@ -96,8 +96,8 @@ func (l *logFile) Write(p []byte) (int, error) {
 }
 
 // cutLogs gathers workers whose logs this machine cannot copy any more. So one line can
-// report all workers with the same cause. The zero value is ready for use. It is safe for concurrent
-// use.
+// report all workers with the same cause. The zero value is ready for use. It is safe for
+// concurrent use.
 type cutLogs struct {
 	mu   sync.Mutex
 	ids  []tpu.WorkerID // still to be reported
