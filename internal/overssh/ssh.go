@@ -165,8 +165,8 @@ func (c *SSH) config(way Way, r remote.Request) sshfan.Config {
 const shellLimit = 30 * time.Second
 
 // choose chooses how to reach the workers of the slices. It logs a tunnel that the user did
-// not ask for. It stores nothing while the first worker does not answer: a VM that is still
-// booting must not decide for the whole command.
+// not ask for. If the external address of the first worker does not answer, choose does not
+// store the choice, because a VM that is still booting must not decide for the whole command.
 func (c *SSH) choose(ctx context.Context, all []tpu.Slice, sink event.Sink) Way {
 	asked := c.Access.Way
 	switch {

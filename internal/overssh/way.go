@@ -9,7 +9,9 @@ import (
 type Way string
 
 // Auto takes the external address if it answers, otherwise a tunnel through
-// Identity-Aware Proxy. With a bastion it takes the internal address.
+// Identity-Aware Proxy. Without a tunnel it takes the external address if there is one,
+// otherwise the internal address. With a bastion or a list of hosts it takes the internal
+// address.
 const (
 	Auto     Way = "auto"
 	Internal Way = "internal"
