@@ -50,7 +50,7 @@ main() {
 
   if [[ $python ]]; then
     mapfile -d '' -t words <"$dir/argv"
-    mapfile -d '' -t vars <"$dir/env" # read it now: start.sh empties it
+    mapfile -d '' -t vars <"$dir/env" # read it now: the supervisor empties it
     survey
   fi
   # The supervisor reads its order from a FIFO that this script holds open for writing. If
@@ -192,8 +192,8 @@ prepare_index() {
 }
 
 # secrets DIR reads the secrets in the lines NAME ADDRESS of DIR/secrets, with the VM's own
-# token. It appends their values to DIR/env, which start.sh removes after reading. No value
-# is on a command line.
+# token. It appends their values to DIR/env, which the supervisor empties before the command
+# starts. No value is on a command line.
 secrets() {
   local dir=$1 metadata=http://${GCE_METADATA_HOST:-169.254.169.254}/computeMetadata/v1/instance/service-accounts/default
   local name url token='' status trouble data json nuls=0

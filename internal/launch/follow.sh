@@ -1,9 +1,9 @@
 #!/bin/bash
 # follow: RUN ATTEMPT OFFSET follow|read|BYTES [look]. After the line "stream SIZE", stdout
 # has only bytes of output.log from OFFSET on: all bytes that exist, or at most BYTES. With
-# "follow", each line of stdin asks for a number of bytes. This script sends them as they
-# come. Then it sends the size of the log to stderr and reads the next line. At the end, the state
-# goes to stderr. With look, follow records nothing.
+# "follow", each line of stdin asks for a number of bytes. This script sends the bytes as they
+# come. Then it sends the size of the log to stderr and reads the next line. At the end, the
+# state of the run goes to stderr. With look, follow records nothing.
 #
 # shellcheck disable=SC2154 # lib.sh sets variables that are used here
 main() {

@@ -19,8 +19,8 @@
 //   - At most one run of all logins is active on a worker ([BusyError]).
 //   - The program receives arguments and variables byte for byte.
 //   - No part of the command's environment, script or arguments is on a command line before
-//     the command itself runs. On disk they are only in files of mode 0600. start.sh reads
-//     the environment's file and removes it.
+//     the command itself runs. On disk they are only in files of mode 0600. The supervisor
+//     empties the environment's file before the command starts, and removes it later.
 //
 // Arming and releasing are separate. So a caller can first arm every worker and then
 // release them all with one write each, for the same moment:
