@@ -1,11 +1,11 @@
 #!/bin/bash
 # SIZE DIGEST ARGUMENTS... Runs the script with the SHA-256 DIGEST. If SIZE is positive, the
-# first SIZE bytes of stdin are the script, compressed. The worker keeps it, unless DIGEST
-# is "-". If SIZE is negative, this runs a kept script, which must have the length -SIZE;
-# the runner compared its hash when it connected (see clock.go). environment.sh runs before
-# the script. A rename puts a script in place, so that it is always whole: another runner,
-# or another worker with the same home, may be reading it. Put comments only here, because
-# the rest is part of each command line.
+# first SIZE bytes of stdin are the script, compressed. The worker keeps the script, unless
+# DIGEST is "-". If SIZE is negative, this runs a kept script, which must have the length
+# -SIZE. The runner has compared the script's hash when it connected (see clock.go).
+# environment.sh runs before the script. A rename puts a script in place, so that the script
+# is always whole. Another runner, or another worker with the same home, may be reading it.
+# Put comments only here, because the rest is part of each command line.
 
 set -- "$HOME/.multihost/kit/${2:0:16}" "$@"
 if (($2 > 0)); then

@@ -127,7 +127,7 @@ type Cmd struct {
 	Stdin io.Reader
 
 	// Stdout and Stderr receive the command's output. Output for a nil writer is dropped.
-	// Each has one goroutine at a time that writes, or both share one if they are equal.
+	// At most one goroutine at a time writes to each of them, or to both if they are equal.
 	// Nothing is written after Run or Wait has returned. A slow writer delays only this
 	// command: the worker stops it once the window is full (2 MiB with SSH). If a writer
 	// fails, the session ends with its error.

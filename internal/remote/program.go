@@ -174,7 +174,8 @@ func (k *kit) has(p *Program) bool {
 	return !k.lacking[p] && k.sums[p.digest()]
 }
 
-// sent records that the worker got the script. The next use shows whether it has kept it.
+// sent records that the worker got the script. The next use shows whether the worker has kept
+// the script.
 func (k *kit) sent(p *Program) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
