@@ -20,7 +20,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A local is a worker without a network: a private home in which commands run as under
+// A local is a worker without a network. It is a private home in which commands run as under
 // sshd. Its connections can be cut. As with sshd, a cut closes the command's descriptors
 // and does not kill the command.
 type local struct {

@@ -412,8 +412,8 @@ func TestOneRunAtATime(t *testing.T) {
 	if i.Run != "first" || i.Owner != "ann@laptop" || i.Command != "sleep 1000 …" || i.Age() <= 0 || i.Age() > patience || i.Login == "" {
 		t.Errorf("busy: %+v", i)
 	}
-	// A second start is refused: during the run because the worker is busy, and after its
-	// end because the attempt was started before.
+	// A second start is refused. During the run the worker is busy, and after the run the
+	// attempt was started before.
 	_, err = Arm(t.Context(), l, spec("first", "true"))
 	if !errors.As(err, &busy) {
 		t.Errorf("arm of the living run: %v", err)
