@@ -23,9 +23,10 @@ func (f *Following) runs() (over func()) {
 	return func() { f.SetStatus(func(s *stage.Status) { s.Running, s.Ended = "", true }) }
 }
 
-// Holds records that this command will delete the queued resource id at its end. The
-// parameter waiting says what happens to the resource if the user ends this command before
-// the run's command has started.
+// Holds records that this command will delete the queued resource id when this command ends.
+// waiting says what happens to the resource if the user ends this command before the run's
+// command has started. earlier means that an earlier runner made the resource, so the run's
+// command may already run there.
 func Holds(r *workers.Reach, run, id, waiting string, earlier bool) {
 	r.SetStatus(func(s *stage.Status) {
 		s.Run, s.Waiting, s.Earlier, s.Ours = run, waiting, earlier, true
