@@ -14,9 +14,9 @@ import (
 
 // kitScript prints the hashes of the scripts that the worker keeps. clockScript answers
 // every line of its input with the worker's time. The marks distinguish an answer from the
-// output of a ~/.bashrc. bash prints the times itself: the start of a process would add
-// half of its duration to the error of the measurement, tens of milliseconds on a busy
-// worker.
+// output of a ~/.bashrc. bash prints the times itself, because the start of a process would
+// add half of its duration to the error of the measurement. On a busy worker, that is tens of
+// milliseconds.
 const (
 	kitScript   = `cd ~/.multihost/kit 2>/dev/null && echo multihost-kit: $(exec sha256sum -- * 2>/dev/null); `
 	clockScript = `while read -r _; do echo "multihost-clock:${EPOCHREALTIME/[.,]/}000"; done`
@@ -86,7 +86,7 @@ func (m *measurement) run(ctx context.Context) (offset time.Duration, err error)
 	if err != nil {
 		return 0, err
 	}
-	// The reading below must end with the session.
+	// End the reading below when the session ends.
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
