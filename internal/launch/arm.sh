@@ -221,10 +221,11 @@ secrets() {
 }
 
 # ask RETRIES ARG... calls curl with ARGs and the token. It retries up to RETRIES times while
-# the network or the server has trouble. It also gives up if a try fails later than 40 s after the start of the
-# first try. status and json come from the last try. status is 0 if that try got no whole
-# answer. If status is not 200, trouble says why. The output of curl goes through descriptor
-# 5, because curl --retry would mix the answers of all tries and its messages.
+# the network or the server has trouble. It also gives up if a try fails later than 40 s
+# after the start of the first try. status and json come from the last try. status is 0 if
+# that try got no whole answer. If status is not 200, trouble says why. The messages of curl
+# go through descriptor 5. ask does not use curl --retry, because that would mix the answers
+# of all tries.
 ask() {
   local tries=$1 pause=1 line error until_ns
   shift
