@@ -254,8 +254,8 @@ func New(cfg Config) (*Fleet, error) {
 
 // Connect connects to all hosts at once. It returns when every host is connected or given
 // up. Both results have the length and the order of hosts. For each host, either the Conn or
-// the error is nil. Errors are *ConnectError. When ctx ends, the hosts that are not connected yet fail at
-// once with the cause of ctx.
+// the error is nil. Errors are *ConnectError. When ctx ends, the hosts that are not connected
+// yet fail at once with the cause of ctx.
 //
 // Connections stay open until Conn.Close or Fleet.Close, even if Connect has failed for
 // some hosts.
