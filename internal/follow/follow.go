@@ -254,7 +254,7 @@ func (f *Following) conclude(ctx context.Context, stop *stopping) (stage.Outcome
 	if f.Reads == nil && a.toKeep() {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepVerdict(ctx, c, f.Ref, a.blame()) })
 	}
-	seen := a.code != 0 || cause == nil // if it was stopped between the last end and its report, the run has not succeeded
+	seen := a.code != 0 || cause == nil // a run that was stopped after its last end has not succeeded
 	if f.Reads == nil && !f.Deletes && seen && f.Rec.Ended && f.Ends.settled(true) && parts == nil {
 		f.onFirst(ctx, func(ctx context.Context, c remote.Runner) error { return launch.KeepSeen(ctx, c, f.Ref, f.Owner) })
 	}
