@@ -25,10 +25,10 @@ import (
 	"multihost/internal/agent/program/build"
 )
 
-// usualLook is the usual time between two looks of a watch.
+// usualLook is the usual time between two checks of a lease by its watch.
 const usualLook = 20 * time.Second
 
-// Bars for a watch.
+// limits for the watch of a lease
 const (
 	mostResident = 10.0 // MiB
 	mostShare    = 0.1  // % of a core
@@ -67,8 +67,8 @@ the network. In use it looks every %s.`, looks, usualLook))
 
 var delivered = regexp.MustCompile(`agent: (\d+) slices, (\d+) workers: (\d+) bytes, compressed (\d+)`)
 
-// measureDelivery measures how multihost copies the agent to the workers, with the test
-// that also guards this.
+// measureDelivery measures how multihost copies the agent to the workers. It runs
+// TestTheAgentIsSentOnceASlice, which also checks the amount.
 func measureDelivery(ctx context.Context, l *lab, r *report) error {
 	r.section("Bringing the agent to workers", `
 The table shows what the runner sends to workers that lack multihost-agent: the program, scripts, logins and the terms of a
@@ -80,7 +80,7 @@ TestTheAgentIsSentOnceASlice of internal/agent/deliver measures this.`)
 	}
 	test := exec.CommandContext(ctx, l.deliver, "-test.run=^TestTheAgentIsSentOnceASlice$", "-test.v", "-test.timeout=5m")
 	test.Env = append(os.Environ(), "MULTIHOST_TESTS=all")
-	test.Dir = "internal/agent/deliver" // it builds the agent
+	test.Dir = "internal/agent/deliver" // the test builds the agent from the sources here
 	out, err := test.CombinedOutput()
 	all := delivered.FindAllSubmatch(out, -1)
 	if err != nil || len(all) == 0 {
@@ -101,7 +101,8 @@ TestTheAgentIsSentOnceASlice of internal/agent/deliver measures this.`)
 	return nil
 }
 
-// watched is what a watch costs.
+// watched is the cost of the watch of a lease. size and packed are in bytes. look is the CPU
+// time of one check.
 type watched struct {
 	size, packed int
 	resident     float64 // MiB
@@ -110,7 +111,8 @@ type watched struct {
 
 func (w watched) share() float64 { return 100 * w.look.Seconds() / usualLook.Seconds() }
 
-// watchCost runs a watch against a metadata server and an API of its own.
+// watchCost measures the watch of a lease. It starts a metadata server and an API for the
+// watch.
 func watchCost(ctx context.Context, agents program.Set, looks int) (w watched, err error) {
 	dir, err := os.MkdirTemp("", "multihost-bench-agent-")
 	if err != nil {
@@ -210,7 +212,8 @@ func (w *watched) install(agents program.Set, dir string) (string, error) {
 	return agent, os.WriteFile(agent, text, 0o755)
 }
 
-// watchers returns the processes of the watch of run r: its keeper and itself.
+// watchers returns the process ids of the watch of run r and of the process that restarts the
+// watch.
 func watchers(dir string) (pids []int, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, "tmp/.multihost/r.watch.*"))
 	if err != nil || len(names) != 1 {
@@ -243,7 +246,7 @@ func rest(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// leaseCloud is the metadata server and the API for one of two workers. It refuses the
+// leaseCloud is the metadata server and the API for one of two workers. It refuses every
 // deletion.
 type leaseCloud struct{ refused chan struct{} }
 
@@ -265,7 +268,7 @@ func (c *leaseCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// processorTime returns how long all threads of processes have run.
+// processorTime returns the CPU time that all threads of the processes have used.
 func processorTime(pids []int) (total time.Duration, err error) {
 	for _, pid := range pids {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))

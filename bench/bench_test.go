@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestClientsGetWhatTheLoadServerSends: every measured client must do all of its work.
+// Every client writes all bytes of each worker's output.
 func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 3})
@@ -54,7 +54,7 @@ func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	}
 }
 
-// A client that fails must have no figures.
+// If a client fails, the measurement is an error and has no figures.
 func TestWhoFailsIsNotMeasured(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})
@@ -83,8 +83,8 @@ func TestWhoFailsIsNotMeasured(t *testing.T) {
 	}
 }
 
-// A login takes several round trips: to exchange versions, to agree on keys, to log in and
-// to run a command.
+// The far port delays every round trip. A login takes at least four: for the versions, the key
+// exchange, the authentication and the command.
 func TestWorkersFarAwayAreThatFar(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 2})
@@ -138,7 +138,7 @@ func TestASectionThatFailsIsAMissedBar(t *testing.T) {
 	}
 }
 
-// The watch of a lease keeps its limits, because it lives beside the command on every
+// The watch of a lease keeps its limits for memory and CPU. It runs beside the command on every
 // worker.
 func TestTheWatchOfALeaseIsSmall(t *testing.T) {
 	t.Parallel()

@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// The directory to sync: two thirds text, which compresses to a third, and one third
-// noise.
+// Size of the directory to sync. Two thirds of it are text, which compresses to a third of its
+// size. The rest does not compress.
 const (
 	codeFiles   = 5000
 	codeBytes   = 200_000_000
 	codeWorkers = 2
-	changedFile = 20_000 // bytes of noise
+	changedFile = 20_000 // bytes that do not compress
 )
 
 // measureCode measures the cost of syncing a large directory to the workers, and of
@@ -36,7 +36,7 @@ the SSH handshake and every operation. The changed file has %d bytes that do not
 		return err
 	}
 	defer s.close()
-	// The first run uses the API, which registers our key. Later runs reach the workers as
+	// The first run registers our key through the API. Later runs reach the workers through
 	// --hosts.
 	if _, err := s.run(ctx, "warm", "--tpu-prefix=b", "--command=true"); err != nil {
 		return err
@@ -73,19 +73,19 @@ the SSH handshake and every operation. The changed file has %d bytes that do not
 	return nil
 }
 
-// fewRounds is how often a run of half a second is measured: one in three takes a tenth of a
-// second longer.
+// fewRounds is how often a run of half a second is measured. One run in three takes a tenth of
+// a second longer than the others.
 const fewRounds = 5
 
-// Number and size of many files, which are as small as those of a virtual environment
-// or of a checkout with its history of patches.
+// Number and size of the files of measureManyFiles. Files of a Python virtual environment are
+// as small.
 const (
 	manyFiles = 20_000
 	manySize  = 2000 // bytes
 )
 
-// measureManyFiles measures, for a worker with many files, a change of one of them and a
-// sync of other files.
+// measureManyFiles measures two syncs to a worker that has many files: of one changed file, and
+// of another directory.
 func measureManyFiles(ctx context.Context, l *lab, r *report) error {
 	r.section("Many small files", fmt.Sprintf(`
 `+"`multihost run --command=true`"+` brings a directory of %d files of %d bytes to one worker of the simulator. The runs "small"
@@ -189,8 +189,8 @@ func noise(path string, size int, seed uint64) error {
 
 var relayed = regexp.MustCompile(`relayed: (\d+) bytes \(([\d.]+) of one copy\) in (\S+); direct (\S+): ([\d.]+) times as long`)
 
-// measureRelay measures workers behind a narrow link that pass files on to others. It runs,
-// at full size, the test that also guards this.
+// measureRelay measures how workers behind a narrow link pass files on to each other. It runs
+// TestRelayOnANarrowLink at full size.
 func measureRelay(ctx context.Context, l *lab, r *report) error {
 	r.section("Passing files on", `
 64 MB that do not compress go to 16 workers in 2 slices, behind a link of 100 Mbit/s (tc tbf). The workers are namespaces with

@@ -19,8 +19,8 @@ import (
 // commandWorkers is the number of the simulator's workers: 4 slices of 64.
 const commandWorkers = 256
 
-// measureCommand measures the whole of `multihost run` on workers that are real
-// processes, and the skew of its start.
+// measureCommand measures a whole `multihost run` and its start skew. The workers are processes
+// of this machine.
 func measureCommand(ctx context.Context, l *lab, r *report) error {
 	r.section("`multihost run`", fmt.Sprintf(`
 The whole command: discovery, host keys, sync of nothing new, preflight, start, following, exit. The %d workers are processes
@@ -65,9 +65,10 @@ for a line, get it by one write each, note the time and become the same command;
 	return l.countProcesses(ctx, r)
 }
 
-// countProcesses counts what a run of `true` with nothing new starts on a worker with
-// OpenSSH and sudo. Each process gets the worker's next number there. Two equal commands
-// show how many processes belong to the command that reads the number.
+// countProcesses counts the processes that a run of `true` with nothing new to sync starts on a
+// worker with OpenSSH and sudo. It compares process ids, which such a worker gives out in
+// order. Two equal commands show how many processes the command that reads the process id needs
+// itself.
 func (l *lab) countProcesses(ctx context.Context, r *report) error {
 	if os.Geteuid() != 0 {
 		r.note("The processes of a run on a worker were not counted: workers with OpenSSH need root.")
@@ -107,14 +108,14 @@ const skewRounds = 3 // a start of 256 processes takes half a minute here
 
 type wholeCost struct {
 	cost
-	steps     time.Duration // all phases on workers before the command runs, each as long as on its slowest worker
+	steps     time.Duration // sum of all phases before the command; each counts as long as on its slowest worker
 	firstLine time.Duration
 	skew      time.Duration
 	exec      time.Duration // CPU of `multihost exec`
 }
 
-// wholeCommand measures a run that ends at once with nothing new to sync, the time to the
-// first line of another run, `multihost exec`, and the skew of some starts.
+// wholeCommand measures a run of `true` with nothing new to sync, the time to the first line of
+// another run, `multihost exec`, and the median start skew.
 func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost, err error) {
 	first, err := s.run(ctx, "ends", "--tpu-prefix=b", "--command=echo first line")
 	if err != nil {
@@ -151,8 +152,8 @@ func (s *simulation) wholeCommand(ctx context.Context, workers int) (c wholeCost
 	return c, nil
 }
 
-// skewOf starts a command and waits until it has ended on every worker. It returns the
-// spread of the start times in the workers' files.
+// skewOf starts a command and waits until it has ended on every worker. It returns the time
+// between the first and the last start.
 func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time.Duration, error) {
 	_, err := s.run(ctx, name, "--tpu-prefix=b", "--use-existing-folder", "--preflight=off", "--numa=off", "--skew=off", "--detach", "--", "sleep", "1")
 	if err != nil {
@@ -190,9 +191,9 @@ func (s *simulation) skewOf(ctx context.Context, name string, workers int) (time
 	return time.Duration(latest - earliest), nil
 }
 
-// gcloud measures MaxText's runner, which starts one gcloud for each worker, and gcloud's
-// own method, which starts one for all workers of a slice. With many workers such processes
-// take minutes and gigabytes, so it measures the CPU time per worker with few workers.
+// gcloud measures two ways to use gcloud. MaxText's runner starts one gcloud for each worker.
+// `gcloud --worker=all` is one process for all workers of a slice. Many gcloud processes take
+// minutes and gigabytes, so gcloud measures the CPU time per worker with few workers.
 func (s *simulation) gcloud(ctx context.Context, r *report, workers int) error {
 	if _, err := exec.LookPath("gcloud"); err != nil {
 		r.note("gcloud is not installed here: it was not measured.")
@@ -274,8 +275,8 @@ func readEvents(out io.Reader, begin time.Time, c *wholeCost) error {
 	return in.Err()
 }
 
-// bareSkew sends one line to each of n waiting processes. It returns the spread of the
-// times at which the lines arrive, as the median of some rounds.
+// bareSkew sends one line to each of n waiting processes, skewRounds times. It returns the
+// median of the times between the first and the last arrival.
 func (l *lab) bareSkew(ctx context.Context, n int) (time.Duration, error) {
 	var spreads []cost
 	for range skewRounds {
@@ -344,13 +345,11 @@ func (l *lab) releaseBare(ctx context.Context, n int) (spread time.Duration, err
 	return time.Duration(last-first) * time.Microsecond, nil
 }
 
-// waiter is a shell, like the process that waits on a worker. It prints that it is ready,
-// waits for a line, and prints when the line arrived, in microseconds. Then it becomes the
-// command that skewOf starts.
+// waiter is a shell script. It prints "ready", waits for a line, and prints the time of its
+// arrival in microseconds. Then it becomes the command that skewOf starts.
 const waiter = `echo ready; read -r; LC_ALL=C; echo "${EPOCHREALTIME/./}"; exec sleep 1`
 
-// measureStart measures the cost of the program before it does its work, with commands that
-// need only local files and no API.
+// measureStart measures commands that use no API, to show what starting the program costs.
 func measureStart(ctx context.Context, l *lab, r *report) error {
 	r.section("The program itself", "The time from start to end of commands that need only local files.")
 	rows := [][]string{{"command", "wall ms", "CPU ms", "peak MiB"}}

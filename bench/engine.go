@@ -24,8 +24,8 @@ import (
 	"multihost/internal/ui"
 )
 
-// engine runs multihost's SSH engine against the load server as internal/job does, without
-// the workers' own processes, whose cost would hide the engine's.
+// engine runs multihost's SSH engine against the load server, as internal/job does. It starts
+// no workers, because their cost would hide the engine's.
 func engine(ctx context.Context, args []string) (err error) {
 	var c clientFlags
 	flags := c.set("engine")
@@ -78,7 +78,7 @@ func engine(ctx context.Context, args []string) (err error) {
 		cost.Exec = (self().cpu - connected.cpu) / time.Duration(*rounds*c.workers)
 	}
 	if *idle > 0 {
-		runtime.GC() // the garbage of connecting is no cost of staying connected
+		runtime.GC() // do not count the memory that only connecting needed
 		quiet := self()
 		select {
 		case <-time.After(*idle):
@@ -125,10 +125,11 @@ func everywhere(conns []*sshfan.Conn, do func(*sshfan.Conn) error) error {
 // followWindow is the same as in internal/job.
 const followWindow = 128 << 20
 
-// leastHeap is the same as in cmd/multihost: the engine stands for that whole command here.
+// leastHeap is the same as in cmd/multihost, because engine stands for the whole command.
 const leastHeap = 48 << 20
 
-// follow copies the output of all workers to files and, with view, to the default view.
+// follow copies the output of all workers to files. With view, it also shows the output in the
+// default view.
 func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int, logBytes int64, view bool) error {
 	ballast := make([]byte, leastHeap)
 	defer runtime.KeepAlive(ballast)
@@ -166,8 +167,8 @@ func follow(ctx context.Context, c *clientFlags, conns []*sshfan.Conn, rate int,
 	return errors.Join(errs...)
 }
 
-// logWriter does what the log of a run does: it writes the file first, then the training
-// steps, then the view.
+// logWriter handles output in the order of a run: it writes the file, then reads training
+// steps, then updates the view.
 type logWriter struct {
 	file  *os.File
 	steps *metrics.Stream
@@ -183,7 +184,7 @@ func (l *logWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// usage is the cost of this process so far.
+// usage is the cost of this process so far. resident is in bytes.
 type usage struct {
 	cpu        time.Duration
 	resident   int64

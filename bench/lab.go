@@ -29,7 +29,7 @@ type lab struct {
 	key     string // ed25519
 	rsa     string
 	port    int
-	far     int // port that reaches the same workers with a round trip of farAway
+	far     int // port of the same workers at a round trip of farAway
 	hostKey string
 
 	server *exec.Cmd
@@ -115,8 +115,8 @@ func (l *lab) served() time.Duration {
 	if err != nil {
 		return 0
 	}
-	// The name may contain spaces. After it come state, ..., with utime and stime as the
-	// 12th and 13th field, in hundredths of a second on every Linux machine.
+	// The process name may contain spaces. In the fields after it, utime and stime are the 12th
+	// and 13th. Their unit is 10 ms on Linux.
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	if len(fields) < 13 {
 		return 0
@@ -141,15 +141,14 @@ func (l *lab) close() {
 // A cost is the cost of one run of a client.
 type cost struct {
 	wall     time.Duration
-	least    time.Duration // wall time of the quickest round; only in medians
+	least    time.Duration // wall time of the quickest round; only inTurn sets it
 	cpu      time.Duration // CPU time of the process, and of the children for which it waited
 	server   time.Duration // CPU of the load server during the run
 	resident int64         // peak of the process or of its largest child
 	stderr   []byte
 }
 
-// client runs a command to its end. It drops the output through a pipe, like a reader that
-// keeps up.
+// client runs a command and waits for its end. It reads the output through a pipe and drops it.
 func (l *lab) client(ctx context.Context, env []string, argv ...string) (cost, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
@@ -193,9 +192,9 @@ type contestant struct {
 	run  func() (cost, error)
 }
 
-// inTurn runs every contestant once a round, and returns the median cost of each. Other
-// work of the machine in a round affects all of them. Each round has another order, because
-// a client may leave work behind for the next one.
+// inTurn runs every contestant once a round and returns the median cost of each. So other work
+// of the machine affects all of them alike. The order changes with each round, because a client
+// may leave work behind for the next one.
 func inTurn(ctx context.Context, rounds int, all ...contestant) (map[string]cost, error) {
 	runs := make(map[string][]cost)
 	for round := range rounds {

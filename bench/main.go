@@ -3,14 +3,14 @@
 //
 //	go run ./bench -binary bin/multihost -write docs/performance.md
 //
-// It starts itself as a load server, which stands in for up to 2048 workers on addresses of
-// 127.0.0.0/8, and runs every client against it as a separate process. So the cost of a
-// client is what the kernel accounts to that process and to the children for which it has
-// waited. The server's cost is counted separately. Clients to compare run in turn, one
-// round after another, and bench compares their medians: on a machine with other users, the
-// speed changes over time by more than the differences in question.
+// bench starts itself as a load server, which stands for up to 2048 workers on addresses of
+// 127.0.0.0/8. It runs every client against that server as a separate process. The cost of a
+// client is what the kernel charges to this process and to the children for which it has
+// waited. The server's cost is counted separately. Clients to compare run in turn, round after
+// round, and bench compares their medians. On a shared machine, the speed drifts by more than
+// the differences between clients.
 //
-// It exits with status 1 if a bar is missed, and names the bar.
+// If a figure misses its limit, bench names the limit and exits with status 1.
 package main
 
 import (
@@ -34,8 +34,8 @@ func main() {
 	}
 }
 
-// start runs one of the programs of this binary: the harness, or a program that the
-// harness starts as a separate process.
+// start runs the benchmark, or with a program's name as the first argument, that program. The
+// benchmark starts the programs as separate processes.
 func start(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		switch program, rest := args[0], args[1:]; program {

@@ -9,9 +9,8 @@ import (
 	"strings"
 )
 
-// peers returns those of the other tools for commands on many hosts that are installed.
-// Each contacts all hosts at once, uses the same key, and checks the host key no more than
-// people usually do.
+// peers returns the installed ones of other tools for commands on many hosts. Each tool
+// contacts all hosts at once, uses the same key and checks the host keys as in usual use.
 func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, error) {
 	hosts := make([]string, n)
 	known := make([]string, n)
@@ -33,7 +32,7 @@ func (l *lab) peers(ctx context.Context, n int, command string) ([]contestant, e
 	fan := fmt.Sprint(n)
 	comma := strings.Join(hosts, ",")
 	words := strings.Fields(command)
-	// A failed ssh fails the loop, as in the other tools.
+	// If an ssh fails, the loop fails, as in the other tools.
 	loop := "for h in $(cat " + list + "); do ssh " + joined + " $h " + command + " & p+=($!); done; " +
 		"for p in ${p[@]}; do wait $p || s=1; done; exit $((s))"
 	candidates := []struct {

@@ -44,8 +44,8 @@ func (s *simulation) processesOfRun(ctx context.Context) (int, error) {
 		}
 		return nil
 	}
-	// newest returns the number of the newest process. The difference between two equal
-	// commands is the number of processes of the command that asks.
+	// newest returns the id of the newest process on the worker. The difference between two
+	// calls in a row is the number of processes that one call starts.
 	newest := func() (int, error) {
 		out, err := s.multihost(ctx, "exec", "--tpu-prefix=b", "--workers=s0w0", "--", "sh", "-c", "echo $$").Output()
 		if err != nil {

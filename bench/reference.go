@@ -16,10 +16,10 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// reference is the minimum that a program on x/crypto/ssh does to run a command on many
-// hosts. It verifies one known host key. It does not retry, send keepalives, stop commands
-// or report. With -logs it writes one file per host, and with -view whole lines with a
-// prefix to standard output.
+// reference is the minimum that a program on x/crypto/ssh does to run a command on many hosts.
+// It verifies one known host key. It does not retry, send keepalives, stop commands or report.
+// With -logs it writes one file per host. With -view it also writes whole lines with a prefix
+// to standard output.
 func reference(_ context.Context, args []string) error {
 	var c clientFlags
 	flags := c.set("reference")
@@ -70,7 +70,7 @@ func (c *clientFlags) one(i int, config *ssh.ClientConfig, out io.Writer) (err e
 	if c.view {
 		err = prefixLines(stdout, file, out, fmt.Sprintf("s%dw%d| ", i/64, i%64))
 	} else {
-		// Large pieces take the fewest writes.
+		// A large buffer needs few writes.
 		_, err = io.CopyBuffer(struct{ io.Writer }{file}, stdout, make([]byte, 64<<10))
 	}
 	return errors.Join(err, session.Wait())
@@ -111,8 +111,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// clientFlags are the flags of the reference and the engine: both use the same servers,
-// key, command and files.
+// clientFlags are the flags that reference and engine share.
 type clientFlags struct {
 	workers, port         int
 	key, hostKey, command string

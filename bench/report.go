@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A report collects tables and bars.
+// A report collects tables and bars, the limits of figures.
 type report struct {
 	text     strings.Builder
 	bars     []bar
@@ -78,8 +78,7 @@ func (r *report) took(section string, d time.Duration) {
 	fmt.Fprintf(os.Stderr, "bench: section %s took %s\n", section, d.Round(time.Second))
 }
 
-// missed returns the bars that were not kept, and the sections that failed and so have no
-// bars.
+// missed returns the bars that were not kept, and the sections that failed.
 func (r *report) missed() (all []string) {
 	all = append(all, r.failures...)
 	for _, b := range r.bars {

@@ -10,15 +10,16 @@ import (
 	"time"
 )
 
-// Peers cost tens of milliseconds per host, so they run on fewer hosts.
+// Numbers of hosts and rounds. Other tools cost tens of milliseconds per host, so they run on
+// peerHosts hosts and in peerRounds rounds.
 const (
 	peerHosts  = 64
 	peerRounds = 3
 	rounds     = 5
 )
 
-// measureConnect measures five steps on every worker: connect, log in, verify the host key,
-// run `true` and get its exit status.
+// measureConnect measures clients that connect to every worker, log in, run `true` and get its
+// exit status.
 func measureConnect(ctx context.Context, l *lab, r *report) error {
 	r.section("`true` on every worker", `
 Each client connects, verifies the host key, logs in, runs the command and reads its exit status. The reference is the
@@ -56,7 +57,7 @@ trip of 50 ms.`)
 		all := []contestant{own("reference", "reference", n), own("multihost engine", "engine", n)}
 		far := []string{"-port", fmt.Sprint(l.far)}
 		switch n {
-		case 256: // the cost per worker, which does not depend on their number
+		case 256: // the cost per worker is the same for every number of workers
 			all = append(all,
 				own("reference, ML-KEM", "reference", n, "-hybrid"),
 				own("multihost engine, RSA-3072 key", "engine", n, "-key", l.rsa))
@@ -79,8 +80,8 @@ trip of 50 ms.`)
 				medians["multihost engine"].cpu.Seconds()/medians["reference"].cpu.Seconds(), 1.25, "")
 		}
 		if n == 1024 {
-			// The differences are as small as the noise of the machine, which only adds
-			// time. So compare the quickest rounds.
+			// The differences are as small as the noise of the machine. Noise only adds time,
+			// so compare the quickest rounds.
 			paced := medians["multihost engine"].least
 			best := min(paced, medians["multihost engine, 64 handshakes at once"].least, medians["multihost engine, 512 handshakes at once"].least)
 			r.most("wall time with the default number of handshakes at once, ÷ the best with 64, 512 or 1024", paced.Seconds()/best.Seconds(), 1.15, "")
@@ -130,7 +131,7 @@ command; it writes %d lines a second of each worker into a file of that worker, 
 	return nil
 }
 
-// idle keeps the engine connected to n workers and returns its cost.
+// idle keeps the engine connected to n workers for quiet and returns its cost.
 func (l *lab) idle(ctx context.Context, n int, quiet time.Duration) (e engineCost, err error) {
 	c, err := l.client(ctx, nil, l.own("engine", n, "-rounds", "3", "-idle", quiet.String())...)
 	if err != nil {
@@ -164,8 +165,9 @@ and fourth time on the open connections. The documentation of internal/sshfan co
 	return nil
 }
 
-// Sizes of the logs: for many workers, for few workers with much output, and for a peer
-// that must spend most of its time on output and not on logging in.
+// Bytes of output of each worker. logBytes is for few workers with much output, manyLog for
+// many workers. peerLog is for other tools: with so much output, logging in takes little of
+// their time.
 const (
 	logBytes = 64 << 20
 	manyLog  = 1 << 20
@@ -218,7 +220,7 @@ for more. The smallest size was measured once, because the slow tools need half 
 			})},
 		}
 		names := []string{"reference", "multihost", "multihost, files alone"}
-		if load.workers == peerHosts { // another minute with thousands of workers would show nothing new
+		if load.workers == peerHosts { // thousands of workers would take a minute and show nothing new
 			all = append(all, contestant{"reference, files alone", fresh(func(dir string) []string {
 				return l.own("reference", load.workers, "-command", fmt.Sprintf("burst %d", load.bytes), "-logs", dir)
 			})})
@@ -260,8 +262,8 @@ for more. The smallest size was measured once, because the slow tools need half 
 		if load.workers == l.most {
 			r.most("CPU of "+what+" with the default view, × files alone", ours.cpu.Seconds()/medians["multihost, files alone"].cpu.Seconds(), 2, "")
 		}
-		// The limit is the sum of what all channels may hold, plus one connection and 64
-		// KiB of our own per worker.
+		// The limit is 512 MiB for the data in all channels, 100 KiB for each connection and 64
+		// KiB for each worker.
 		r.most("peak memory of "+what, float64(ours.resident)/(1<<20), 512+float64(load.workers)*(100+64)/1024, "MiB")
 	}
 	r.table(rows)

@@ -39,8 +39,8 @@ const (
 	period     = 100
 )
 
-// pattern has whole periods. It is long enough to send a large piece of the log from any
-// offset within a period.
+// pattern is the repeated log of one period. It is long enough to send a piece of 1 MiB from
+// any offset within a period.
 var pattern = func() []byte {
 	var lines strings.Builder
 	for i := range period {
@@ -59,8 +59,8 @@ var pattern = func() []byte {
 // address returns the address on which the load server listens as worker i.
 func address(i int) string { return fmt.Sprintf("127.0.%d.%d", 1+i/250, 1+i%250) }
 
-// serve is the load server. It prints its port, the port at the distance farAway, and its
-// host key in authorized_keys form. It ends with ctx or its standard input.
+// serve runs the load server. It prints its port, the port whose workers are farAway, and its
+// host key in authorized_keys form. It ends when ctx is done or its standard input ends.
 func serve(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
 	workers := flags.Int("n", 64, "workers")
@@ -133,10 +133,10 @@ func (s *server) accept(l net.Listener, delay time.Duration) {
 	}
 }
 
-// distant returns a connection to an end that is a round trip away: carry delays the
-// incoming data by the whole round trip. TCP's own handshake has no delay.
+// distant returns a connection that seems to have a long round trip. The method carry delays
+// incoming data by the whole round trip. Outgoing data and TCP's own handshake are not delayed.
 func distant(raw net.Conn) *distantConn {
-	// As many pieces may be in flight as a window holds.
+	// 64 pieces may be in flight, as many as a window holds.
 	return &distantConn{Conn: raw, arrivals: make(chan arrival, 64), closed: make(chan struct{})}
 }
 
@@ -154,7 +154,7 @@ type arrival struct {
 	err  error
 }
 
-// carry delays all incoming data by delay. It ends with the connection.
+// carry delays all incoming data by delay. It returns when the connection ends.
 func (d *distantConn) carry(delay time.Duration) {
 	for {
 		data := make([]byte, 4<<10)
@@ -237,7 +237,7 @@ func (s *server) session(channel ssh.Channel, requests <-chan *ssh.Request) {
 		if err := ssh.Unmarshal(r.Payload, &exec); err != nil {
 			return
 		}
-		_ = r.Reply(true, nil) // the code below notices a client that has gone
+		_ = r.Reply(true, nil) // a client that has gone is noticed below
 		over := make(chan struct{})
 		s.wg.Go(func() {
 			for range requests {
@@ -274,7 +274,7 @@ func (s *server) exec(command string, channel ssh.Channel, over <-chan struct{})
 	return 127
 }
 
-// send writes n bytes of the log from offset on.
+// send writes n bytes of a worker's log, from offset on.
 func send(w io.Writer, offset, n int64) error {
 	for n > 0 {
 		from := offset % (lineLength * period)
@@ -287,7 +287,7 @@ func send(w io.Writer, offset, n int64) error {
 	return nil
 }
 
-// drip is send, one line at a time.
+// drip is like send, but writes one line every pace.
 func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
@@ -302,8 +302,8 @@ func drip(w io.Writer, offset, n int64, pace time.Duration) error {
 	return nil
 }
 
-// answerFollow does what follow.sh does. args are LENGTH DIGEST NONCE RUN ATTEMPT OFFSET
-// MODE.
+// answerFollow answers like internal/launch/follow.sh. args are LENGTH DIGEST NONCE RUN ATTEMPT
+// OFFSET MODE.
 func answerFollow(args []string, channel ssh.Channel) error {
 	if len(args) < 7 {
 		return fmt.Errorf("arguments %q", args)

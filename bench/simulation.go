@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 )
 
-// A simulation is a simulated Google Cloud with slices whose workers are processes, a
-// project to sync and a home for state.
+// A simulation is a simulated Google Cloud whose workers are processes. It also has a directory
+// to sync and a home directory for state.
 type simulation struct {
 	l       *lab
 	dir     string
@@ -25,8 +25,8 @@ type simulation struct {
 	meters  []*meter
 }
 
-// simulate starts a simulation with the slices "b". slices has the simulator's syntax, and
-// flags are more flags of sim up. The caller must close it.
+// simulate starts a simulation. Its slices have the prefix "b". slices has the syntax of the
+// simulator. flags are further flags of sim up. The caller closes the simulation.
 func (l *lab) simulate(ctx context.Context, slices string, flags ...string) (_ *simulation, err error) {
 	dir, err := os.MkdirTemp(l.dir, "sim-")
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *simulation) multihost(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run measures a `multihost run` that must succeed.
+// run measures a `multihost run`. It returns an error if the run fails.
 func (s *simulation) run(ctx context.Context, name string, args ...string) (wholeCost, error) {
 	c, err := timed(s.multihost(ctx, append([]string{"run", "--run-name=" + name, "--output=json", "--stream=all"}, args...)...))
 	if err == nil {
@@ -105,8 +105,8 @@ func environment(text []byte) (env []string) {
 	return env
 }
 
-// hosts starts a meter for each worker of the slices, and returns the meters as a value of
-// --hosts.
+// hosts starts a meter for each worker of the slices. It returns the addresses of the meters as
+// a value of --hosts.
 func (s *simulation) hosts(ctx context.Context, slices int) (string, error) {
 	var hosts []string
 	for i := range slices {
@@ -150,7 +150,7 @@ func (s *simulation) addresses(ctx context.Context, slice string) (all []string,
 	return all, nil
 }
 
-// sent returns how many bytes all clients have sent to the workers through meters.
+// sent returns how many bytes clients have sent through all meters.
 func (s *simulation) sent() (n int64) {
 	for _, m := range s.meters {
 		n += m.sent.Load()
@@ -158,8 +158,7 @@ func (s *simulation) sent() (n int64) {
 	return n
 }
 
-// A meter forwards TCP connections to one worker, and counts the bytes that clients send,
-// including SSH's own.
+// A meter forwards TCP connections to one worker. It counts all bytes that clients send.
 type meter struct {
 	listener net.Listener
 	to       string
@@ -185,7 +184,7 @@ func startMeter(to string) (*meter, error) {
 	return m, nil
 }
 
-// close waits for the clients, which must have ended.
+// close waits for the end of the connections. The clients must have ended.
 func (m *meter) close() {
 	m.listener.Close()
 	m.wg.Wait()
