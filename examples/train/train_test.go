@@ -20,7 +20,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// python returns the interpreter, or ends the test if there is no recent one.
+// python returns the path of Python 3.8 or newer, or skips the test.
 func python(t *testing.T) string {
 	t.Helper()
 	path := testkit.Need(t, "python3")
@@ -38,8 +38,8 @@ type process struct {
 
 var places atomic.Int32
 
-// place returns a part of the loopback network that nobody else uses, and a port that is
-// free there.
+// place returns three numbers of a loopback address, such as 127.131.7, that no other test
+// uses, and a port that is free at .1.
 func place(t *testing.T) (subnet string, port int) {
 	t.Helper()
 	subnet = fmt.Sprintf("127.%d.%d", 130+places.Add(1)%100, os.Getpid()%250)
@@ -51,8 +51,8 @@ func place(t *testing.T) (subnet string, port int) {
 	return subnet, listener.Addr().(*net.TCPAddr).Port
 }
 
-// run starts n processes, each on its own loopback address, as the launcher would, and
-// waits for all of them.
+// run starts n processes as the launcher would, each on its own loopback address. It waits for
+// all of them.
 func run(t *testing.T, n int, args ...string) []*process {
 	t.Helper()
 	py := python(t)
@@ -158,9 +158,8 @@ func TestOneFails(t *testing.T) {
 	}
 }
 
-// TestGoesOnFromTheCheckpoint: a training that is interrupted and started again continues
-// to count its steps, and ends with the weights of an uninterrupted one. Only process 0 has
-// the checkpoint.
+// A training that is interrupted and started again continues to count its steps. It ends with
+// the weights of an uninterrupted training. Only process 0 has the checkpoint.
 func TestGoesOnFromTheCheckpoint(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
