@@ -1,5 +1,5 @@
-// Package access opens Google's APIs, with the user's configuration and credentials, and
-// the user's SSH key.
+// Package access makes clients of Google's APIs and of clusters with the user's credentials. It
+// also reads the user's SSH key.
 package access
 
 import (
@@ -49,18 +49,18 @@ func Roots(g config.Gcloud) (gcp.Roots, error) {
 // Friday evening, the user renews it on Monday.
 const LoginWait = 4 * 24 * time.Hour
 
-// gcloudToken asks an installed gcloud for a token, for users who have only typed gcloud
-// auth login.
+// gcloudToken asks an installed gcloud for a token. Users who typed only gcloud auth login have
+// no other credentials.
 func gcloudToken(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("gcloud")
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, path, "auth", "print-access-token", "--quiet")
-	cmd.WaitDelay = time.Second // gcloud is a script, and the Python that it starts outlives it
+	cmd.WaitDelay = time.Second // gcloud is a script: its Python can outlive it
 	out, err := cmd.Output()
 	var failed *exec.ExitError
-	if errors.As(err, &failed) { // its first line says why
+	if errors.As(err, &failed) { // the first line on standard error says why
 		why, _, _ := strings.Cut(strings.TrimSpace(string(failed.Stderr)), "\n")
 		err = fmt.Errorf("%s (%w)", cmp.Or(why, "no reason given"), err)
 	}

@@ -15,8 +15,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A gcloud that hangs is given up once nobody waits for its token, even if a process that
-// gcloud started holds its output open.
+// gcloudToken returns soon after its context ends, even if a process that gcloud started keeps
+// the output open.
 func TestAGcloudThatHangsIsLeft(t *testing.T) {
 	dir := t.TempDir()
 	said := filepath.Join(dir, "pid")

@@ -26,17 +26,17 @@ type Tokens struct{ Cloud *gcp.Client }
 // Token implements oauth2.TokenSource.
 func (t Tokens) Token() (*oauth2.Token, error) {
 	text, err := t.Cloud.Token(context.Background()) // the interface has no context
-	// Without authentication there is no token, and HTTP/1.1 cannot carry an empty one.
+	// With authentication disabled, the token is empty, and HTTP/1.1 cannot carry an empty one.
 	return &oauth2.Token{AccessToken: cmp.Or(text, "none")}, err
 }
 
-// poolsLimit is how long reading node pools may take. Without them a reason says less, and
-// a follower must not wait.
+// poolsLimit is how long reading node pools may take. They only add to the reason why a
+// workload waits, so following must not wait long for them.
 const poolsLimit = 5 * time.Second
 
-// NodePools returns a function that reads the node pools of a cluster of GKE, for the
-// reasons why a workload waits. It takes at most poolsLimit. NodePools returns nil if GKE
-// does not know the cluster by a name.
+// NodePools returns a function that reads the node pools of a GKE cluster. The node pools help
+// to explain why a workload waits. The function takes at most poolsLimit. NodePools returns nil
+// if clusters is nil or name is "".
 func NodePools(clusters *gke.Client, name string) func(context.Context) ([]workload.Pool, error) {
 	if clusters == nil || name == "" {
 		return nil
@@ -53,7 +53,7 @@ func NodePools(clusters *gke.Client, name string) func(context.Context) ([]workl
 	}
 }
 
-// poolOf returns what a node pool means for a workload.
+// poolOf converts a node pool of GKE for package workload.
 func poolOf(p gke.Pool) workload.Pool {
 	out := workload.Pool{Name: p.Name, State: p.State, Message: p.Reason, FlexStart: p.Tier == provision.FlexStart, Nodes: -1}
 	t, err := tpu.ParseType(p.Type)
@@ -63,18 +63,17 @@ func poolOf(p gke.Pool) workload.Pool {
 			out.Accelerator, out.Topology = n.Accelerator, cmp.Or(p.Topology, n.Topology)
 		}
 	}
-	out.Unknown = err != nil && p.Topology != "" // a slice of a type that multihost does not know
+	out.Unknown = err != nil && p.Topology != "" // a slice whose type multihost does not know
 	return out
 }
 
-// podUser is the login of commands in pods. The image decides it, and nearly all images use
+// podUser is the user of commands in pods. The image decides it, and nearly all images use
 // root.
 const podUser = "root"
 
-// Pods returns the provider of the slices that pods of a cluster hold, and the dialer that
-// reaches these pods. flags name the cluster on a command line. The third result is the
-// cluster in the form of a run's record. The caller closes the client of the provider. Pods
-// calls no API.
+// Pods returns the provider of a cluster's held slices, and the dialer that reaches their pods.
+// flags are the command-line flags that name the cluster. of is the cluster as a run's record
+// keeps it. The caller closes the client of the provider. Pods calls no API.
 func Pods(cfg kube.Config, flags string, o Options) (p *held.Provider, d *pods.Dialer, of *record.Cluster, err error) {
 	cfg.UserAgent, cfg.Sink = o.UserAgent, o.Sink
 	c, err := kube.New(cfg)

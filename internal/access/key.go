@@ -28,8 +28,8 @@ func (k Key) Load() (*sshkey.Identity, error) {
 	return id, err
 }
 
-// Ensure reads the key. If there is no key and k is Ours, it makes one, and made is true. A
-// dry run makes no key and returns nil.
+// Ensure reads the key. If there is no key and k is Ours, it makes one, and made is true. With
+// dryRun, it makes no key and returns a nil identity.
 func (k Key) Ensure(dryRun bool) (id *sshkey.Identity, made bool, err error) {
 	if k.Ours && !dryRun {
 		return sshkey.Ensure(k.Path, k.Load)
@@ -41,8 +41,8 @@ func (k Key) Ensure(dryRun bool) (id *sshkey.Identity, made bool, err error) {
 	return id, false, err
 }
 
-// WithKey returns the metadata with the user's key, so that the workers accept the key from
-// their first boot.
+// WithKey returns a copy of the metadata with the user's key added. Workers with this metadata
+// accept the key from their first boot.
 func WithKey(metadata map[string]string, login, publicKey string) map[string]string {
 	all := maps.Clone(metadata)
 	if all == nil {

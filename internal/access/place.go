@@ -13,10 +13,10 @@ type Need struct {
 
 type Problem struct {
 	Err  error
-	Flag string // flag with the value; "": the setting is missing
+	Flag string // name of the flag whose value is wrong; "" if the setting is missing
 }
 
-// A MissingError says that a setting which a command needs has no value.
+// A MissingError reports that a setting has no value and the command needs one.
 type MissingError struct {
 	Text   string
 	Advice string
@@ -32,7 +32,7 @@ func (e *MissingError) Fault() fault.Kind { return fault.Configuration }
 // ErrNoProject is the error of a command that needs a project.
 var ErrNoProject error = &MissingError{Text: "no project is set", Advice: "add --project=PROJECT, or type: gcloud config set project PROJECT; to try it without an account, add --sim"}
 
-// Check returns the problems of the project and the zone. An empty one is a problem only if
+// Check returns the problems of the project and the zone. An empty setting is a problem only if
 // the command needs it. Without a project, Check does not look at the zone.
 func Check(g config.Gcloud, need Need) (problems []Problem) {
 	if g.Project == "" {

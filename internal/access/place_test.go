@@ -14,7 +14,7 @@ func TestCheck(t *testing.T) {
 		name string
 		g    config.Gcloud
 		need Need
-		want string // flags of the problems, or "missing" without one
+		want string // flags of the problems; "missing" for a problem without a flag
 		hint string
 	}{
 		{name: "all is there", g: config.Gcloud{Project: "my-project", Zone: "us-central2-b"}, need: all},
