@@ -1,14 +1,13 @@
-// Package complete knows what the user can type for multihost's flags and words. It has
-// facts of the product, for example accelerator types, zones and presets. It reads facts of
-// this machine, for example runs and gcloud's configurations. It asks the API for names and
-// keeps them for a minute. It never fails: without an answer, it returns no candidates.
+// Package complete lists what the user can type for multihost's flags and arguments. It knows
+// accelerator types, zones and presets. It reads this machine's runs and gcloud's
+// configurations. It asks the API for names and keeps them for a minute. If it gets no answer,
+// it returns no candidates.
 //
 // # Decisions
 //
 //   - A request to the API uses the flags and defaults of the line that the user types, and
 //     takes at most 2 seconds.
-//   - A test fails for a flag or word that is neither completed nor in its list of free
-//     texts.
+//   - A test fails for a flag or argument that is neither completed nor in the test's list of free texts.
 package complete
 
 import (
@@ -34,8 +33,8 @@ type Sources struct {
 	Lookup config.Lookup
 	Home   string
 	Faults []Fault // of the simulator
-	// Ask returns the API's names for a command line. It takes no longer than users wait
-	// after Tab.
+	// Ask returns the API's names for a command line. It takes no longer than a user waits
+	// after pressing Tab.
 	Ask func(q *cmdline.Query) Names
 }
 
@@ -106,7 +105,8 @@ func (s Sources) Rules(dirs []string) cmdline.CompleteRules {
 	}
 }
 
-// first returns the source of a command's only word.
+// first returns a source for commands with one argument. It has no candidates for further
+// arguments.
 func first(of cmdline.Source) cmdline.Source {
 	return func(q *cmdline.Query) []cmdline.Candidate {
 		if len(q.Words) > 0 {
@@ -163,7 +163,7 @@ func chips(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// topologies returns the topologies of the kind of chip on the line, or all topologies.
+// topologies returns the topologies for the value of --type, or all topologies.
 func topologies(q *cmdline.Query) []cmdline.Candidate {
 	kind := q.Setting("type")
 	var list []cmdline.Candidate
@@ -199,8 +199,8 @@ func runtimes(q *cmdline.Query) []cmdline.Candidate {
 	return list
 }
 
-// zones returns the zones with TPUs in Google's documents, and their generations. The list
-// only helps to type: other zones are not refused.
+// zones returns the zones with TPUs in Google's documents, and their generations. The user can
+// also type other zones.
 func zones(*cmdline.Query) (list []cmdline.Candidate) {
 	for _, z := range [][2]string{
 		{"asia-east1-c", "v2"}, {"asia-northeast1-b", "v6e"}, {"europe-west4-a", "v2, v3, v6e"}, {"europe-west4-b", "v5e, v5p"},
@@ -213,7 +213,8 @@ func zones(*cmdline.Query) (list []cmdline.Candidate) {
 	return list
 }
 
-// gcloudFor returns the gcloud configuration of that name. It only reads files.
+// gcloudFor returns the gcloud configuration of that name, or the active one for "". It only
+// reads files.
 func (s Sources) gcloudFor(name string) config.Gcloud {
 	g, _ := config.LoadGcloud(s.Lookup, s.Home, name)
 	return g
@@ -327,7 +328,8 @@ func (s Sources) prefixes(q *cmdline.Query) []cmdline.Candidate {
 
 func (s Sources) queued(q *cmdline.Query) []cmdline.Candidate { return cmdline.Plain(s.Ask(q).Queued) }
 
-// workers returns the workers of the run on the line, or of the slices of --tpu-prefix.
+// workers returns the workers of the run that the command line names, or of the slices of
+// --tpu-prefix.
 func (s Sources) workers(q *cmdline.Query) []cmdline.Candidate {
 	var counts []int
 	if len(q.Words) > 0 {

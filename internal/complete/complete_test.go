@@ -24,7 +24,7 @@ func texts(list []cmdline.Candidate) string {
 	return strings.Join(all, " ")
 }
 
-// Kept names are only for the same place, and only for a minute.
+// Kept names are used only for the same place, and only for a minute.
 func TestHolds(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -78,7 +78,8 @@ func TestPrefixes(t *testing.T) {
 	}
 }
 
-// A command with one word gets no second one. After the name of a fault come its arguments.
+// A command with one argument gets no candidates for a second one. After the name of a fault,
+// its arguments are completed.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	s := Sources{Faults: []Fault{{Name: "preempt", Args: []string{"node", "after"}}}, Ask: func(*cmdline.Query) Names { return Names{Queued: []string{"q1", "q2"}} }}

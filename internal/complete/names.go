@@ -15,7 +15,7 @@ import (
 // fresh is how long names from the API are kept.
 const fresh = time.Minute
 
-// Names has the API's names, in the form of the kept file.
+// Names has the API's names. Ask keeps them in a file in this form.
 type Names struct {
 	Place  string         `json:"place"` // project, zone and endpoint
 	Read   time.Time      `json:"read"`
@@ -25,14 +25,15 @@ type Names struct {
 
 // Asking says how to ask the API for names, and where to keep them.
 type Asking struct {
-	Place    string        // where Slices and Queued look; names of another place are void
+	Place    string        // place of the names; kept names of another place are not used
 	StateDir string        // directory of the kept file
-	Limit    time.Duration // limit of the API
+	Limit    time.Duration // time limit of all API calls together
 	Slices   func(ctx context.Context) ([]tpu.Slice, error)
 	Queued   func(ctx context.Context) ([]string, error) // names of requests for slices
 }
 
-// Ask returns the API's names: from the kept file if it is fresh, or else from the API.
+// Ask returns the names in the kept file if it is fresh. Otherwise it asks the API and keeps
+// the names.
 func Ask(ctx context.Context, a Asking) (Names, error) {
 	path := filepath.Join(a.StateDir, "completion.json")
 	var kept Names
@@ -53,12 +54,12 @@ func Ask(ctx context.Context, a Asking) (Names, error) {
 		return names, err
 	}
 	if data, err := json.Marshal(names); err == nil && os.MkdirAll(a.StateDir, 0o700) == nil {
-		_ = config.WriteWhole(path, data) // otherwise the next key stroke asks the API again
+		_ = config.WriteWhole(path, data) // without the file, the next key stroke asks the API again
 	}
 	return names, nil
 }
 
-// holds reports whether kept names belong to a place and are not too old.
+// holds reports whether kept names belong to the place and are younger than fresh.
 func (n Names) holds(place string, now time.Time) bool {
 	age := now.Sub(n.Read)
 	return n.Place == place && age >= 0 && age < fresh
