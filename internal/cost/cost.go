@@ -10,12 +10,13 @@ import (
 	"multihost/internal/tpu"
 )
 
-// ListPrice writes a price with the date of the list.
+// ListPrice formats an hourly price with the date of the price list.
 func ListPrice(usd float64) string {
 	return fmt.Sprintf("list price %s an hour (%s)", event.Dollars(usd), tpu.PriceDate)
 }
 
-// PriceOf writes the price of slices with their tier and zone.
+// PriceOf formats an hourly price with the tier and the zone. If hourly is nil, it returns
+// NoPrice.
 func PriceOf(hourly *float64, accelerator, tier, zone string) string {
 	if hourly == nil {
 		return NoPrice(accelerator, tier, zone)
@@ -23,7 +24,7 @@ func PriceOf(hourly *float64, accelerator, tier, zone string) string {
 	return fmt.Sprintf("list price %s an hour, %s, in %s (%s)", event.Dollars(*hourly), TierWords(tier), zone, tpu.PriceDate)
 }
 
-// NoPrice says what the price list lacks.
+// NoPrice says for what the price list has no price: the tier, the generation or the zone.
 func NoPrice(accelerator, tier, zone string) string {
 	_, ok := tpu.HourlyPrice(accelerator, zone, OnDemand)
 	t, err := tpu.ParseType(accelerator)
@@ -36,7 +37,7 @@ func NoPrice(accelerator, tier, zone string) string {
 	return "price unknown for " + zone
 }
 
-// TierWords writes a tier in people's words.
+// TierWords returns a tier's name for people.
 func TierWords(tier string) string {
 	switch provision.Tier(tier) {
 	case provision.OnDemand:
@@ -90,7 +91,7 @@ func Running(res provision.Resource, zone string, now time.Time) string {
 	return event.Dollars(*sum) + " so far, " + ListPrice(*Hourly(res, zone))
 }
 
-// Price writes what slices cost an hour in US dollars, or "unknown" for nil.
+// Price formats an hourly price in US dollars. It returns "unknown" for nil.
 func Price(hourly *float64) string {
 	if hourly == nil {
 		return "unknown"
@@ -98,5 +99,5 @@ func Price(hourly *float64) string {
 	return event.Dollars(*hourly)
 }
 
-// OnDemand replaces an unknown tier, because no other tier costs more.
+// OnDemand is the tier to assume if the tier is unknown. No other tier costs more.
 const OnDemand = string(provision.OnDemand)

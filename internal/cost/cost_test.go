@@ -57,7 +57,7 @@ func TestHourlyIsTheSumOfTheSlices(t *testing.T) {
 	}
 }
 
-// Each slice costs money from its own start on.
+// Each slice costs money from the start of its own bill.
 func TestWhatSlicesHaveCost(t *testing.T) {
 	const zone = "us-east5-a"
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
