@@ -16,8 +16,8 @@ type Part struct {
 	Text   string   `json:"text"`
 }
 
-// Parts returns the parts of a resource with their prices. accelerator and tier describe
-// the slices of the resource; "": not known.
+// Parts returns the parts of a resource with their prices. accelerator and tier are those of
+// its slices, or "" if not known.
 func Parts(items []provision.Item, accelerator, tier, zone string) []Part {
 	all := make([]Part, len(items))
 	free := 0.0
