@@ -2,9 +2,9 @@
 // a Sink and print nothing. internal/ui renders them for a terminal, a pipe or a JSON
 // reader.
 //
-// Every event is a plain value. A Sink must be safe for concurrent use. With a slow reader
-// it must not block its caller for longer than it takes to buffer the event, because the
-// engine calls Emit while 2048 workers stream.
+// Every event is a plain value. A Sink must be safe for concurrent use. A slow reader must not
+// block the caller of Emit for longer than it takes to buffer the event: the engine calls Emit
+// while 2048 workers stream.
 package event
 
 import "time"
@@ -84,7 +84,7 @@ type Progress struct {
 	Waiting string        `json:"waiting,omitempty"` // folded workers or a resource: "s0w[2-3]"
 	Detail  string        `json:"detail,omitempty"`  // "PROVISIONING", "1.2 MB of 4.0 MB"
 	Elapsed time.Duration `json:"elapsed_ns,omitempty"`
-	Limit   time.Duration `json:"limit_ns,omitempty"` // from the beginning to the deadline of the wait; 0: none
+	Limit   time.Duration `json:"limit_ns,omitempty"` // time limit of the whole phase; 0: none
 	Bytes   int64         `json:"bytes,omitempty"`    // copied so far, of All
 	All     int64         `json:"all_bytes,omitempty"`
 
@@ -94,8 +94,8 @@ type Progress struct {
 	SilentSince *time.Time `json:"silent_since,omitempty"` // last answer of one of them
 }
 
-// Training is the newest step of a training run. It replaces the last one. A figure of 0 is
-// not known. TFLOP/s and tokens/s are per device, and MFU is a fraction.
+// Training is the newest step of a training run. It replaces the Training before it. 0 means
+// that a figure is not known. TFLOP/s and tokens/s are per device. MFU is a fraction.
 type Training struct {
 	Step        int64   `json:"step"`
 	StepSeconds float64 `json:"step_seconds,omitempty"`
@@ -153,7 +153,7 @@ type Attempt struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
 	Command string    `json:"command"` // secrets masked
-	Begin   time.Time `json:"begin"`   // begin of the attempt by the runner's clock, even if this command has joined later
+	Begin   time.Time `json:"begin"`   // start of the attempt by the runner's clock, also if this command attached later
 	Slices  []string  `json:"slices"`
 	Workers int       `json:"workers"`
 	LogDir  string    `json:"log_dir"`
@@ -198,7 +198,7 @@ type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
 	OK      bool          `json:"ok"`              // every worker ended with 0
-	Cause   string        `json:"cause,omitempty"` // kind of the failure: preempted, maintenance, infrastructure, application, stall, expired, …
+	Cause   string        `json:"cause,omitempty"` // kind of failure: preempted, maintenance, infrastructure, application, stall, expired, …
 	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
 	Code    int           `json:"code,omitempty"`  // exit code of the first worker to fail
 	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran
@@ -224,10 +224,10 @@ type Summary struct {
 	Text        string        `json:"text"`         // one or several lines for people
 	FirstFail   string        `json:"first_failure,omitempty"`
 	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail
-	LeftBehind  int           `json:"left_behind,omitempty"` // processes that the command left in the background, ended with it
+	LeftBehind  int           `json:"left_behind,omitempty"` // number of background processes that multihost ended after the command
 	LogDir      string        `json:"log_dir"`
 	Training    []string      `json:"training,omitempty"` // how fast it was and which workers were slow, one line each
-	Next        string        `json:"next,omitempty"`     // command to type next; "": a default after a failure
+	Next        string        `json:"next,omitempty"`     // command to type next; if it is "", a default is shown after a failure
 	Phases      []PhaseTime   `json:"phases"`
 	Skew        time.Duration `json:"start_skew_ns"`
 }
