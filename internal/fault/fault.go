@@ -1,5 +1,5 @@
-// Package fault sorts errors into kinds. A package gives its errors a kind. The program
-// ends with the kind's exit status. No other code has to know the error's type.
+// Package fault sorts errors into kinds. A package gives its errors a kind, and the kind
+// decides the exit status of the program. So the program need not know the types of errors.
 package fault
 
 import (
@@ -16,7 +16,7 @@ import (
 type Kind int
 
 const (
-	Unknown       Kind = iota // the error has no kind of its own: its cause decides
+	Unknown       Kind = iota // the error has no kind; the kind of its cause counts
 	Internal                  // a fault of the program
 	Usage                     // the command line is wrong
 	Configuration             // a setting, key or file is missing or malformed
@@ -63,10 +63,10 @@ type sentinel struct {
 func (e *sentinel) Error() string { return e.text }
 func (e *sentinel) Fault() Kind   { return e.kind }
 
-// Of returns the kind of err. The outermost error with a kind decides, because it knows
-// more than its cause. Of joined errors, the first one with a kind decides. Without a kind,
-// a passed deadline is Temporary, a failed file operation is IO, and a failed network
-// operation is Unavailable. For all other errors and for nil, Of returns Unknown.
+// Of returns the kind of err. The kind of the outermost error that has one counts. In joined
+// errors, the first one with a kind counts. Without a kind, a passed deadline is Temporary, a
+// failed file operation is IO, and a failed network operation is Unavailable. For all other
+// errors and for nil, Of returns Unknown.
 func Of(err error) Kind {
 	if kind := told(err); kind != Unknown {
 		return kind
@@ -86,7 +86,7 @@ func Of(err error) Kind {
 	return Unknown
 }
 
-// told returns the kind that err, or an error in its tree, reports.
+// told returns the first kind that err or an error that it wraps reports.
 func told(err error) Kind {
 	if own, ok := err.(interface{ Fault() Kind }); ok {
 		if kind := own.Fault(); kind != Unknown {
