@@ -17,7 +17,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// owned is an inventory with these clusters.
+// owned is a ClusterInventory that returns all and err.
 type owned struct {
 	all []gke.Info
 	err error

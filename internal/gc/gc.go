@@ -1,4 +1,4 @@
-// Package gc finds what runs left in the cloud, says what it costs and deletes it.
+// Package gc finds resources that runs left in the cloud, shows their cost and deletes them.
 //
 // # Decisions
 //
@@ -34,8 +34,8 @@ import (
 	"multihost/internal/workers"
 )
 
-// Slices are left over only after minIdle without a run, because a job that has just made
-// its slices has not started its command yet.
+// minIdle is how long slices must be without a run to count as left over. A job that has just
+// made its slices has not started its command yet.
 const minIdle = 30 * time.Minute
 
 // NetworkInventory lists the networks that multihost made. *network.Client implements it.
@@ -44,7 +44,7 @@ type NetworkInventory interface {
 	Delete(ctx context.Context, name string) (network.Deletion, error)
 }
 
-// ClusterInventory lists the clusters that multihost made, and their workloads. *gke.Client
+// ClusterInventory lists the clusters that multihost made and their workloads. *gke.Client
 // implements it.
 type ClusterInventory interface {
 	Owned(ctx context.Context) ([]gke.Info, error)
@@ -60,7 +60,7 @@ type GCOptions struct {
 	Look      bool // log in to slices to find active runs
 }
 
-// A Leftover is something that a run made and that may be useless now.
+// A Leftover is a resource, network or cluster that multihost made and that may be useless now.
 type Leftover struct {
 	Kind     string        `json:"kind"` // "network", "cluster", or the provider's word for its resources: "queued resource"
 	Name     string        `json:"name"`
@@ -86,8 +86,8 @@ type Deps struct {
 	StateDir string // of this machine's records
 }
 
-// Leftovers lists what runs left in the zone, and the networks of the project without
-// machines. It changes nothing.
+// Leftovers lists the resources that runs left in the zone. With o.Clusters it adds idle
+// clusters, and with o.Networks the networks without machines. It changes nothing.
 func Leftovers(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
@@ -154,7 +154,7 @@ func Useless(left []Leftover) (n int) {
 	return n
 }
 
-// deadEvidence says why a resource that gives no slices any more is useless.
+// deadEvidence returns why a resource that will never have slices again is useless.
 func deadEvidence(d Deps, res provision.Resource) string {
 	switch _, parts := itemizer(d, res.Commands.Kind); {
 	case res.Free:
@@ -167,14 +167,14 @@ func deadEvidence(d Deps, res provision.Resource) string {
 	return "it gives no slices any more, and the boot disks of its VMs are billed until it is deleted"
 }
 
-// itemizer returns the provider of resources of a kind, if such resources have several
-// parts.
+// itemizer returns the provider for resources of a kind. The result is false if such resources
+// do not have several parts.
 func itemizer(d Deps, kind string) (provision.Itemizer, bool) {
 	return provision.As[provision.Itemizer](provider.Of(d.Cloud, kind))
 }
 
-// addParts adds the parts of resources that have several parts. If it cannot read the parts
-// of a resource, it adds none.
+// addParts sets Parts of the resources that have several parts. It warns if it cannot read all
+// parts.
 func addParts(ctx context.Context, d Deps, left []Leftover) {
 	errs := make([]error, len(left))
 	var reads errgroup.Group
@@ -198,8 +198,8 @@ func addParts(ctx context.Context, d Deps, left []Leftover) {
 	}
 }
 
-// lookForRuns logs in to worker 0 of each slice of every resource, and decides whether the
-// slices are idle. A slice that does not answer may be busy.
+// lookForRuns asks the ready slices of every resource for runs, and looks for other users of
+// the TPU. It sets Useless and Evidence. Slices that do not answer do not count as idle.
 func lookForRuns(ctx context.Context, d Deps, left []Leftover, olderThan time.Duration) error {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -244,9 +244,10 @@ func lookForRuns(ctx context.Context, d Deps, left []Leftover, olderThan time.Du
 	return nil
 }
 
-// holders looks for processes that use the TPU on worker 0 of every slice, because somebody
-// may have started them without multihost. A slice's Index is its place in ready. Each text
-// says which processes use the TPU, or why that is not known. "" means that none does.
+// holders looks for processes that use the TPU on worker 0 of every slice. Somebody may have
+// started them without multihost. The Index of a slice is its index in ready and in the result.
+// Each text names a process that uses the TPU, or says why that is not known. "" means that no
+// process uses it.
 func holders(ctx context.Context, d Deps, ready []tpu.Slice) []string {
 	held := make([]string, len(ready))
 	for i, s := range ready {
@@ -275,7 +276,8 @@ func holders(ctx context.Context, d Deps, ready []tpu.Slice) []string {
 	return held
 }
 
-// idle decides whether the slices of a resource have been without a run for long enough.
+// idle decides whether the slices of a resource have been without a run for long enough, and
+// says why.
 func idle(d Deps, l Leftover, name string, ready []tpu.Slice, found []workers.FoundRun, asked []bool, olderThan time.Duration) (useless bool, evidence string) {
 	var since time.Time // last known moment of activity
 	mine := func(index int) bool { return ready[index].QueuedResource == name }
@@ -325,9 +327,8 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// unusedNetworks lists multihost's networks without machines. Networks have no user label,
-// so they are useless only if the user asks for everybody's networks or gives a name
-// prefix.
+// unusedNetworks lists multihost's networks without machines. Networks have no user label. So
+// they are useless only if the user asks for everybody's networks or gives a name prefix.
 func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Networks.Owned(ctx)
 	if err != nil {
@@ -349,12 +350,11 @@ func unusedNetworks(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error
 	return left, nil
 }
 
-// idleClusters lists the clusters of the region in which no pod asks for TPU chips now, or
-// whose pods cannot be read. They are never useless: a cluster is for many workloads, and
-// the next one may come soon.
+// idleClusters lists the region's clusters in which no pod asks for TPU chips now, or whose
+// pods cannot be read. They are never useless, because the next workload may come soon.
 func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) {
 	all, err := o.Clusters.Owned(ctx)
-	if gcp.ClassOf(err) == gcp.Permission { // a project without clusters need not have their API
+	if gcp.ClassOf(err) == gcp.Permission { // a project without clusters may have the GKE API disabled
 		event.Notef(d.Sink, event.Debug, "", "clusters were not looked at: %v", err)
 		return nil, nil
 	}
@@ -385,8 +385,8 @@ func idleClusters(ctx context.Context, d Deps, o GCOptions) ([]Leftover, error) 
 	return left, nil
 }
 
-// Collect deletes useless leftovers. It reads the real state before each deletion and keeps
-// what has changed since the list.
+// Collect deletes the useless leftovers. Before each deletion it reads the resource again, and
+// keeps the resource if it has changed.
 func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 	names, errs := make([]string, len(left)), make([]error, len(left))
 	var group errgroup.Group
@@ -407,12 +407,12 @@ func Collect(ctx context.Context, d Deps, o GCOptions, left []Leftover) error {
 
 func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 	if l.Kind == "network" {
-		_, err := o.Networks.Delete(ctx, l.Name) // Delete itself checks the owner and the machines of the network
+		_, err := o.Networks.Delete(ctx, l.Name) // Delete checks the owner and the machines of the network
 		return err
 	}
 	now, err := d.Cloud.Get(ctx, l.Name)
 	switch {
-	case gcp.ClassOf(err) == gcp.NotFound, errors.Is(err, provision.ErrNotFound): // parts that cost nothing may be left
+	case gcp.ClassOf(err) == gcp.NotFound, errors.Is(err, provision.ErrNotFound): // free parts may be left
 		return collectRemains(ctx, d, l)
 	case err != nil:
 		return err
@@ -421,7 +421,7 @@ func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 		return nil
 	}
 	again := []Leftover{l}
-	again[0].res, again[0].Useless = now, now.Spent() // a slice may have become ready in the same state
+	again[0].res, again[0].Useless = now, now.Spent() // the state may be the same although a slice has become ready
 	if err := lookForRuns(ctx, d, again, o.OlderThan); err != nil {
 		return err
 	}
@@ -433,8 +433,8 @@ func collect(ctx context.Context, d Deps, o GCOptions, l Leftover) error {
 	return err
 }
 
-// collectRemains deletes the remaining parts of a resource without slices. It lists the
-// resources again, because somebody may be making a resource of the same name.
+// collectRemains deletes the remaining parts of a resource that no longer exists. It lists the
+// resources first, because somebody may be making a resource of the same name.
 func collectRemains(ctx context.Context, d Deps, l Leftover) error {
 	all, err := d.Cloud.List(ctx)
 	if err != nil {
@@ -482,10 +482,9 @@ func LeftoverTable(left []Leftover) string {
 	return b.String()
 }
 
-// WarnOfLeftovers searches for leftovers of user's runs while the command works, and
-// reports them in one line. It deletes the parts that cost nothing. The resource except
-// belongs to the command itself. WarnOfLeftovers never fails and never delays the command:
-// at the end the caller calls wait, which cancels an unfinished search.
+// WarnOfLeftovers searches for leftovers of user's runs in the background and warns about them
+// in one line. It also deletes parts that cost nothing. except is the command's own resource.
+// Errors are ignored. At its end, the command calls wait, which cancels an unfinished search.
 func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait func()) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	var done sync.WaitGroup
@@ -505,9 +504,9 @@ func WarnOfLeftovers(ctx context.Context, d Deps, user, except string) (wait fun
 	}
 }
 
-// sweep deletes the parts that cost nothing of resources of user's runs without slices.
-// Workers cannot delete such parts, because they are in use until the workers are gone. The
-// next command deletes what sweep leaves.
+// sweep looks at resources of user's runs of which only free parts are left, and deletes these
+// parts. Workers cannot delete the parts, which are in use until the workers are gone. The next
+// command tries again.
 func sweep(ctx context.Context, d Deps, all []provision.Resource, user, except string) {
 	if d.ReadOnly {
 		return
@@ -568,7 +567,7 @@ func leftoverWarning(d Deps, all []provision.Resource, user, except string) stri
 }
 
 // lastRunEnded returns the end of the last run on a resource's slices, from this machine's
-// records. It is zero if the records have no such run, or a run that has not ended.
+// records. It returns the zero time if there is no such run, or if one has not ended.
 func lastRunEnded(d Deps, res provision.Resource) time.Time {
 	names := map[string]bool{}
 	for _, s := range res.Slices {

@@ -20,7 +20,7 @@ import (
 	"multihost/internal/workers"
 )
 
-// made returns a resource of ann's with READY slices.
+// made returns a queued resource of user ann. In state ACTIVE its slices are READY.
 func made(id, state string, nodes int, created time.Time) provision.Resource {
 	r := qr.Resource{ID: id, State: state, Type: "v4-8", Tier: qr.OnDemand, NodeCount: nodes, CreateTime: created, Labels: provision.OwnerLabels(id, "ann")}
 	for i := range nodes {
@@ -111,7 +111,7 @@ func TestTheWarningOfLeftoversIsOneLine(t *testing.T) {
 	}
 }
 
-// remains is a provider of a resource of which only parts that cost nothing are left.
+// remains is a provider that lists listed and records a deletion.
 type remains struct {
 	provision.Provider
 	listed  []provision.Resource
@@ -131,8 +131,8 @@ func (r *remains) Delete(_ context.Context, id string, o provision.DeleteOptions
 	return true, nil
 }
 
-// When one of two slices is lost, a provider may leave the other one, with the command on
-// it. gc looks at it as at any other slice.
+// When one of two slices is lost, a command may still run on the other. gc asks this slice like
+// any other.
 func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	clock := testkit.NewJumpClock()
 	ready := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Usable, Workers: []tpu.Worker{{Name: "vm"}}, Created: clock.Now().Add(-time.Hour)}
@@ -155,8 +155,8 @@ func TestASliceThatIsLeftIsLookedAt(t *testing.T) {
 	}
 }
 
-// back is a provider of a resource. One of its slices has become ready again, but the list
-// of slices does not show it yet.
+// back is a provider whose Get returns now. A slice has become ready again there, but Slices
+// does not list it yet.
 type back struct {
 	remains
 	now provision.Resource
@@ -166,8 +166,7 @@ func (b *back) Get(context.Context, string) (provision.Resource, error) { return
 
 func (*back) Slices(context.Context) ([]tpu.Slice, error) { return nil, nil }
 
-// Before a deletion, gc reads the present state of a resource. The state in the list is not
-// enough.
+// Before it deletes a resource, gc reads its state again.
 func TestASliceThatIsReadyAgainIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	slice := tpu.Slice{Name: "m-0", QueuedResource: "m", Condition: tpu.Making}
@@ -202,7 +201,7 @@ func TestPartsWithoutSlicesAreDeleted(t *testing.T) {
 	}
 }
 
-// inParts is a provider of resources with several parts, one of which cannot be read.
+// inParts is a provider of resources with several parts. It can read only one part.
 type inParts struct{ provision.Provider }
 
 func (inParts) ItemsOf(provision.Request) []provision.Item { return nil }
@@ -251,7 +250,8 @@ func TestPartsOfLeftovers(t *testing.T) {
 	}
 }
 
-// Parts without slices cost nothing. gc says so even if a command may be making the rest.
+// A resource without slices costs nothing. gc says this also if a command may still be making
+// the slices.
 func TestFreePartsAreCalledFree(t *testing.T) {
 	t.Parallel()
 	for life, want := range map[provision.Life]string{
@@ -268,7 +268,8 @@ func TestFreePartsAreCalledFree(t *testing.T) {
 	}
 }
 
-// Slices that end are not on their way. A command may live on one of their workers.
+// gc does not say that slices are on their way while they are being taken away. A command may
+// still run on them.
 func TestSlicesThatEndAreNotOnTheirWay(t *testing.T) {
 	t.Parallel()
 	for life, want := range map[provision.Life]string{
@@ -284,7 +285,7 @@ func TestSlicesThatEndAreNotOnTheirWay(t *testing.T) {
 	}
 }
 
-// parts is a provider of resources with several parts.
+// parts is a provider of resources with several parts. It records calls of Sweep.
 type parts struct {
 	remains
 	swept []string
@@ -298,8 +299,8 @@ func (p *parts) Sweep(_ context.Context, id, run string, over bool) error {
 	return nil
 }
 
-// A command deletes the remains of the user's earlier runs that cost nothing. It leaves
-// parts that somebody is making, parts of others, and its own parts. In a dry run it leaves
+// A command deletes the free parts that the user's earlier runs left. It leaves parts that
+// somebody is making, parts of other users, and its own parts. In a dry run it leaves
 // everything.
 func TestFreeRemainsOfEarlierRunsAreSwept(t *testing.T) {
 	t.Parallel()
