@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A span is a duration of gcloud. Added to a time, its years, months and days follow the
-// calendar.
+// A span is a duration in gcloud's syntax. Its years, months and whole days follow the calendar
+// when it is added to a time.
 type span struct {
 	negative      bool
 	years, months int
@@ -25,9 +25,9 @@ const (
 	maxSpan = math.MaxInt64
 )
 
-// ParseDuration parses a duration in people's or gcloud's form: "90m", "1h30m", "2d", "1w",
-// "3600s", or ISO 8601 ("PT36H", "P7D"). A number without a unit is an error, because it
-// could mean seconds or hours.
+// ParseDuration parses a duration in a common form or gcloud's: "90m", "1h30m", "2d", "1w",
+// "3600s", or ISO 8601 ("PT36H", "P7D"). A number without a unit is an error, because it could
+// mean seconds or hours.
 func ParseDuration(s string) (time.Duration, error) {
 	p, err := parseSpan(s)
 	if err == nil && p.negative {
@@ -48,8 +48,7 @@ var (
 )
 
 // parseSpan parses [+-][P][nY][nM][nW][nD][T][nH][nM][nS], in any case and order. M means
-// months only after P, and before T, hours, minutes and seconds. Otherwise it means
-// minutes.
+// months if P comes before it and neither T, hours nor seconds do. Otherwise M means minutes.
 func parseSpan(s string) (p span, err error) {
 	upper := strings.ToUpper(s)
 	if !spanRE.MatchString(upper) || strings.Count(upper, "T") > 1 || strings.HasSuffix(upper, "T") {
@@ -59,7 +58,7 @@ func parseSpan(s string) (p span, err error) {
 	inDay := !strings.Contains(upper, "P")
 	years, months := 0.0, 0.0
 	for _, part := range spanPartRE.FindAllStringSubmatch(upper, -1) {
-		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // T has no number, which gives 0
+		n, _ := strconv.ParseFloat(strings.Replace(part[1], ",", ".", 1), 64) // for T there is no number, and n is 0
 		unit := part[2]
 		if unit == "M" && !inDay {
 			unit = "months"
@@ -151,8 +150,8 @@ func ParseTime(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("parse time %q: write a time such as 2026-01-31T12:00:00Z or a duration from now such as +1h", s)
 }
 
-// Parts of the layouts of ParseTime. time.Parse accepts fractions of a second even without
-// them in a layout.
+// Parts of the layouts of ParseTime. time.Parse accepts fractions of a second although no
+// layout has them.
 var (
 	dateLayouts  = []string{"2006-01-02", "20060102", "2006/01/02", "Jan 2 2006", "2 Jan 2006", "Mon Jan 2 2006", ""}
 	clockLayouts = []string{"T15:04:05", "T15:04", " 15:04:05", " 15:04", "T150405", "T1504", "T15", " 3:04pm", " 3pm", ""}

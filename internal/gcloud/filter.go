@@ -34,10 +34,10 @@ type Filter struct {
 	root condition
 }
 
-// A condition reports whether it matches a resource in decoded JSON.
+// A condition reports whether a resource in decoded JSON passes a test.
 type condition func(resource any) bool
 
-// A FilterError says what is wrong with a filter, and where.
+// A FilterError says what is wrong with a filter. At is the byte offset in Text.
 type FilterError struct {
 	Text    string
 	At      int // byte
@@ -83,7 +83,7 @@ type filterParser struct {
 	text   string
 	at     int
 	now    time.Time
-	groups []string // for each open parenthesis: AND, OR or still neither
+	groups []string // "AND", "OR" or "" (neither yet), for the whole filter and each open parenthesis
 }
 
 func (p *filterParser) fail(at int, problem string, args ...any) error {
@@ -137,7 +137,7 @@ func (p *filterParser) expr() (condition, error) {
 	return nil, err
 }
 
-// chain reads one or more parts with word between them: AND or OR.
+// chain reads one or more parts, with word (AND or OR) between them.
 func (p *filterParser) chain(word string, part func() (condition, error)) (condition, error) {
 	left, err := part()
 	for err == nil && p.word(word) {
@@ -322,7 +322,7 @@ func (p *filterParser) token(stops string) (word string, ok bool, err error) {
 	return b.String(), p.at > start, nil
 }
 
-// A step of a path is a name, a number, or every item of a list.
+// A step of a path selects a field by name, an item by number, or every item of a list.
 type step struct {
 	name   string
 	number int
@@ -439,7 +439,8 @@ func each(list []any, path []step) any {
 	return all
 }
 
-// member finds a field by its name, in the API's spelling or with underscores.
+// member returns the field with this name. The name can be spelled as in the API or with
+// underscores.
 func member(m map[string]any, name string) any {
 	if v, ok := m[name]; ok {
 		return v
@@ -486,12 +487,12 @@ func plainText(v any) string {
 	case nil:
 		return ""
 	}
-	text, _ := json.Marshal(v) // decoded JSON can be encoded
+	text, _ := json.Marshal(v) // never fails for decoded JSON
 	return string(text)
 }
 
-// comparisonOf returns the test of a field's value. A list passes if one of its items
-// passes. Of several operands, one match is enough.
+// comparisonOf returns the condition of an operator and its operands. A value passes if it
+// matches one operand. A list passes if one of its items passes.
 func comparisonOf(operator string, operands []string, now time.Time) (condition, error) {
 	var tests []condition
 	for _, operand := range operands {
@@ -554,8 +555,7 @@ func has(operand string) condition {
 	return func(v any) bool { return anyOf(v, fits) }
 }
 
-// same is the test of the operator "=": equal as numbers, as times, or as texts in
-// any case.
+// same is the test of the operator "=". It compares numbers, times, or texts in any case.
 func same(v any, operand string, now time.Time) bool {
 	return anyOf(v, func(v any) bool {
 		if v == nil {
@@ -642,7 +642,7 @@ func timeOf(v any) (time.Time, bool) {
 	if !timeRE.MatchString(text) {
 		return time.Time{}, false
 	}
-	t, err := ParseTime(text, time.Time{}) // the API's times have a zone
+	t, err := ParseTime(text, time.Time{}) // times in the API have a zone, so now does not matter
 	return t, err == nil
 }
 

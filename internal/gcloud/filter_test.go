@@ -162,7 +162,7 @@ func TestSortByPaths(t *testing.T) {
 	}
 }
 
-// Every text is either a filter or an error with its place.
+// ParseFilter returns a filter or a *FilterError for every text.
 func FuzzFilter(f *testing.F) {
 	for text := range filterCases {
 		f.Add(text)

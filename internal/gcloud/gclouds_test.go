@@ -17,8 +17,8 @@ import (
 
 const gcloudFlagsFile = "testdata/gcloud-flags.json"
 
-// gcloudFlags returns the flags of gcloud's commands for queued resources, from a file,
-// because gcloud is not installed everywhere.
+// gcloudFlags returns the flags of gcloud's commands for queued resources. It reads them from a
+// file, because gcloud is not installed everywhere.
 func gcloudFlags(t *testing.T) (flags map[string][]string) {
 	t.Helper()
 	text, err := os.ReadFile(gcloudFlagsFile)
@@ -31,14 +31,13 @@ func gcloudFlags(t *testing.T) (flags map[string][]string) {
 	return flags
 }
 
-// Our filters, times and durations agree with gcloud's own Python code, except for the
-// listed differences. The file has gcloud's flags. MULTIHOST_UPDATE_GCLOUD=1 writes the
-// file anew.
+// Our filters, times and durations agree with gcloud's own Python code, except for the listed
+// differences. With MULTIHOST_UPDATE_GCLOUD=1 the test writes the file of gcloud's flags again.
 func TestGcloudReadsFiltersAndTimesTheSame(t *testing.T) {
 	t.Parallel()
 	now := time.Now().UTC()
 	durations := []string{"1h30m", "P1DT2H", "1.5d", "1,5h", "P1Y", "P2M", "P1M", "P1MT1M", "P1.5M", "1d1m", "1W", "1500ms", "P0", "30m1h", "90", "x", "1h 1m", "P", "-"}
-	ours := map[string]bool{"P": true, "-": true} // no durations for gcloud
+	ours := map[string]bool{"P": true, "-": true} // gcloud accepts these as durations, we do not
 	moments := []string{
 		"2026-02-03T04:05:06Z", "2026-02-03T04:05:06.5+02:00", "2026-02-03T04:05:06-0800", "2026-02-03 04:05:06 UTC", "2026-02-03 04:05", "2026-02-03T04",
 		"2026-02-03", "20260203T040506", "2026/02/03", "2 Feb 2026 3pm", "Feb 2 2026", "23:30", "+1h30m", "P1D", "pt36h", "P1M", "1d", "1.5d", "1w", "tomorrow", "2026-13-01",
@@ -97,7 +96,7 @@ type gcloudAnswer struct {
 	Filters, Times, Durations map[string]any
 }
 
-// askGcloud runs testdata/gcloud.py once for all questions, with gcloud's own Python code.
+// askGcloud runs testdata/gcloud.py, which asks gcloud's own Python code all questions.
 func askGcloud(t *testing.T, question any) (answer gcloudAnswer) {
 	t.Helper()
 	file, err := filepath.EvalSymlinks(testkit.NeedGcloud(t))
