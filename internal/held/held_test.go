@@ -175,13 +175,13 @@ func TestLives(t *testing.T) {
 	}
 }
 
-// TestANewPodMakesAnotherSlice: the UID of a slice changes with any of its pods.
+// When one of its pods is replaced, a slice gets another UID.
 func TestANewPodMakesAnotherSlice(t *testing.T) {
 	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")}, time.Time{})
 	testkit.Must(t, err)
 	w0, w1 := worker("0", "0", "a", nil), worker("0", "1", "b", nil)
 	before := describe(js, []corev1.Pod{w0, w1}, provision.Commands{}).Slices[0].UID
-	w1.Status.Phase = corev1.PodSucceeded // the other pod goes on, with what is in it
+	w1.Status.Phase = corev1.PodSucceeded // the other pod continues to run
 	if after := describe(js, []corev1.Pod{w0, w1}, provision.Commands{}).Slices[0].UID; after != before {
 		t.Errorf("the UID becomes %q when a pod has ended", after)
 	}
@@ -191,8 +191,8 @@ func TestANewPodMakesAnotherSlice(t *testing.T) {
 	}
 }
 
-// A slice whose pods were just made is young, however old its JobSet is: gc must not take it
-// for one that nobody has used.
+// The age of a slice is that of its pods, not of its JobSet. Otherwise gc could take a new
+// slice for an unused old one.
 func TestASliceIsAsYoungAsItsPods(t *testing.T) {
 	js, err := jobSet(provision.Request{ID: "t", NodeCount: 1, Type: typeOf(t, "v5litepod-8")}, time.Time{})
 	testkit.Must(t, err)
@@ -210,7 +210,7 @@ func TestASliceIsAsYoungAsItsPods(t *testing.T) {
 	}
 }
 
-// A holderRun is the program of a pod, with a directory in place of the pod's root.
+// A holderRun is a running holder.sh. root replaces the root directory of the pod.
 type holderRun struct {
 	*exec.Cmd
 	root string
@@ -222,11 +222,11 @@ func startHolder(t *testing.T, until, lease int64) holderRun {
 	testkit.Must(t, os.MkdirAll(filepath.Join(h.root, "tmp", ".multihost"), 0o700))
 	h.Env, h.SysProcAttr = append(os.Environ(), "MULTIHOST_ROOT_TMP="+h.root), &syscall.SysProcAttr{Setpgid: true}
 	testkit.Must(t, h.Start())
-	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // in a pod, its children end with it
+	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // in a pod, the end of process 1 ends its children
 	return h
 }
 
-// waits waits until the program waits: its trap is set by then.
+// waits returns when the program sleeps. By then it has set its signal handler.
 func (h holderRun) waits(t *testing.T) {
 	t.Helper()
 	file := fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", h.Process.Pid)
@@ -261,8 +261,8 @@ func (h holderRun) ends(t *testing.T, want int) {
 	}
 }
 
-// A pod that gets SIGTERM ends with an error. If it ended with 0, Kubernetes would not replace
-// it.
+// A pod that gets SIGTERM ends with an error, because Kubernetes would not replace a pod that
+// ended with 0.
 func TestHolderEndsOnSIGTERM(t *testing.T) {
 	t.Parallel()
 	h := startHolder(t, 0, 0)
@@ -271,7 +271,8 @@ func TestHolderEndsOnSIGTERM(t *testing.T) {
 	h.ends(t, 143)
 }
 
-// The command has time to end, and the pod goes as soon as it has ended.
+// Before it ends, the pod gives the command time to end. It waits no longer than the command
+// takes.
 func TestHolderEndsCommandsFirst(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -301,7 +302,7 @@ func TestHolderEndsAtItsTime(t *testing.T) {
 	startHolder(t, 1, 3600).ends(t, 0)
 }
 
-// A pod that nobody uses ends. A command that lives keeps it, and so does Renew.
+// A pod that nobody uses ends. A running command and Renew count as use.
 func TestHolderEndsWithoutUse(t *testing.T) {
 	t.Parallel()
 	h := startHolder(t, 0, 1)

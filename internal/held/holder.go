@@ -4,16 +4,11 @@
 //
 // # Decisions
 //
-//   - A pod holds its place by a process that does nothing. So the slices stay when a
-//     command ends. A command on them needs no image and no admission of its own.
+//   - Process 1 of a pod does nothing. So the slices stay when a command ends, and a command needs no image and no admission of its own.
 //   - The pods have the network of their nodes and are privileged, like XPK's pods: the
 //     preflight can then set what the node allows.
-//   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another
-//     UID: the new pods have nothing of what was in the old ones.
-//   - Pods have no credentials, so they cannot delete the JobSet. At the end of their time to
-//     live, and when nobody uses them, process 1 of each pod ends with exit code 0. When all
-//     have ended, the JobSet is complete, and Kubernetes deletes it. Pods cannot ask each
-//     other either, so a pod in which a command lives stays, and those beside it end.
+//   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another UID, because the new pods lack the files and processes of the old ones.
+//   - Pods have no credentials, so they cannot delete the JobSet. When the time to live ends or nobody uses a pod, process 1 of the pod ends with exit code 0. When all pods have ended, the JobSet is complete, and Kubernetes deletes it. Pods cannot ask each other either. If a command runs only in one pod, that pod stays and the others end.
 package held
 
 import (
@@ -57,30 +52,32 @@ const Container = "worker"
 // Image is the default image of the pods. It has bash, tar, curl and Python.
 const Image = "python:3.12"
 
-// Renew is a bash command that a pod takes for a sign of use.
+// Renew is a bash command that marks a pod as used.
 const Renew = `{ : >"${MULTIHOST_ROOT_TMP-}/tmp/.multihost-used"; } 2>/dev/null`
 
-// RenewEvery is the pause between two signs of use while multihost is connected to pods.
+// RenewEvery is how often multihost runs Renew while it is connected to pods.
 const RenewEvery = 2 * time.Minute
 
 // Lease is the default of Settings.Lease.
 const Lease = 12 * time.Hour
 
-// Settings are what only this provider knows of a request. Request.Own holds them.
+// Settings are the part of a request that only this provider understands. Request.Own holds
+// them.
 type Settings struct {
 	Image    string // of the pods; "": Image
 	Queue    string // local queue of Kueue that admits the pods; "": they are not queued
 	Priority string // priority class of the pods; "": the cluster's default
 
-	// TTL is the time from the request to the end of the pods, whatever runs in them; 0:
-	// without limit.
+	// TTL is the time from the request to the end of the pods, even if commands run in them. 0
+	// means no limit.
 	TTL time.Duration
-	// Lease is how long a pod waits for use; 0: without limit. A pod is used while a command
-	// of a run lives in it or multihost is connected to it.
+	// Lease is how long a pod stays without use; 0 means no limit. A pod is in use while a
+	// command of a run lives in it or multihost is connected to it.
 	Lease time.Duration
 }
 
-// made describes a request. Requests for the same slices have equal descriptions.
+// made returns a text that describes a request. Two requests for the same slices have equal
+// texts.
 func (s Settings) made(count int, kind string) string {
 	text := fmt.Sprintf("%s of %s, image %s", event.Count(count, "slice"), kind, s.Image)
 	if s.TTL > 0 {
@@ -95,8 +92,8 @@ func (s Settings) made(count int, kind string) string {
 const (
 	labelHeld      = "multihost-held"     // on JobSets: "slices"
 	annotationType = "multihost/tpu-type" // on JobSets
-	annotationMade = "multihost/settings" // on JobSets: what was asked for
-	annotationEnd  = "multihost/until"    // on JobSets: when the time to live of the pods is over, as RFC 3339
+	annotationMade = "multihost/settings" // on JobSets: result of Settings.made
+	annotationEnd  = "multihost/until"    // on JobSets: end of the time to live, in RFC 3339
 	labelQueue     = "kueue.x-k8s.io/queue-name"
 	labelPool      = "cloud.google.com/gke-nodepool"
 	labelKind      = "cloud.google.com/gke-tpu-accelerator"
@@ -119,7 +116,7 @@ func (*NameError) Fault() fault.Kind { return fault.Usage }
 
 var nameForm = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
 
-const mostName = 63 // characters of a host name, and so of the name of a pod
+const mostName = 63 // characters of a host name; pods have the name of their host
 
 // sliceNames returns the names of the slices of a resource.
 func sliceNames(id string, n int) []string {
@@ -130,8 +127,8 @@ func sliceNames(id string, n int) []string {
 	return names
 }
 
-// jobSet returns the JobSet of a request that is made now. The error is a *tpu.NodesError or
-// a *NameError.
+// jobSet returns the JobSet for a request made at the time now. The error is a *tpu.NodesError
+// or a *NameError.
 func jobSet(r provision.Request, now time.Time) (*jobset.JobSet, error) {
 	nodes, err := tpu.NodesOf(r.Type)
 	if err != nil {
@@ -174,8 +171,8 @@ func jobSet(r provision.Request, now time.Time) (*jobset.JobSet, error) {
 	return js, nil
 }
 
-// pod returns the pod of a worker. It ends at the time until, in seconds since 1970; 0: it
-// does not.
+// pod returns the specification of a worker's pod. The pod ends at the time until, in seconds
+// since 1970. 0 means never.
 func pod(nodes tpu.Nodes, own Settings, until int64) corev1.PodSpec {
 	const memory = "dshm"
 	return corev1.PodSpec{

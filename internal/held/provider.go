@@ -109,8 +109,8 @@ func (p *Provider) list(ctx context.Context) ([]provision.Resource, map[string][
 	return found, byJobSet, nil
 }
 
-// tiers returns the tiers of the nodes of GKE that have TPUs, by their names. Without the
-// right to read nodes it returns nothing: then only the price of the slices is unknown.
+// tiers returns the tiers of GKE's nodes with TPUs, by node name. Without permission to read
+// nodes the map is empty, and only the price of the slices is unknown.
 func (p *Provider) tiers(ctx context.Context) map[string]provision.Tier {
 	nodes, _, _ := kube.Nodes.In(p.Client, "").List(ctx, kube.ListOptions{Labels: labelPool + "," + labelKind})
 	tiers := map[string]provision.Tier{}
@@ -129,7 +129,8 @@ func (p *Provider) tiers(ctx context.Context) map[string]provision.Tier {
 	return tiers
 }
 
-// tierOf returns the tier of the nodes of pods; "": it is not known, or the nodes differ.
+// tierOf returns the tier of the nodes on which pods run. It returns "" if the tier is not
+// known or differs.
 func tierOf(pods []corev1.Pod, tiers map[string]provision.Tier) (tier provision.Tier) {
 	for i, p := range pods {
 		if of := tiers[p.Spec.NodeName]; i == 0 {
@@ -141,7 +142,7 @@ func tierOf(pods []corev1.Pod, tiers map[string]provision.Tier) (tier provision.
 	return tier
 }
 
-// Slices implements provision.Provider. A run calls it again and again, so it reads no nodes.
+// Slices implements provision.Provider. A run calls Slices often, so Slices reads no nodes.
 func (p *Provider) Slices(ctx context.Context) ([]tpu.Slice, error) {
 	all, _, err := p.list(ctx)
 	if err != nil {
@@ -184,7 +185,7 @@ func (p *Provider) Create(ctx context.Context, r provision.Request) (provision.R
 	return describe(made, nil, p.commands(r.ID)), !p.ReadOnly, nil
 }
 
-// Asked says that the cluster has accepted a request.
+// Asked returns the message that the cluster has accepted a request.
 func (*Provider) Asked(res provision.Resource) event.Note {
 	text := fmt.Sprintf("created %s %s: its pods take the nodes that are free", res.Commands.Kind, res.ID)
 	if lease, _ := res.Own.(time.Duration); lease > 0 {
@@ -197,8 +198,9 @@ func (*Provider) Asked(res provision.Resource) event.Note {
 		Hint: "wait for it with: " + res.Commands.Wait + "; it holds the nodes until: " + res.Commands.Delete}
 }
 
-// existing returns the resource of the existing JobSet with the name of js, or an error if
-// its settings are not those of js.
+// existing returns the resource of the existing JobSet with the name of js. Other settings than
+// those of js are a *provision.ConflictError. If the existing JobSet has ended, existing
+// replaces it with js.
 func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.Resource, bool, error) {
 	old, err := p.jobSets().Get(ctx, js.Name)
 	if err != nil {
@@ -215,7 +217,7 @@ func (p *Provider) existing(ctx context.Context, js *jobset.JobSet) (provision.R
 	if res := describe(old, pods, p.commands(js.Name)); err != nil || res.Life != provision.Suspended || p.ReadOnly {
 		return res, false, err
 	}
-	if err := p.remove(ctx, old, deleteLimit); err != nil { // it has ended and has no pods
+	if err := p.remove(ctx, old, deleteLimit); err != nil { // the old JobSet has ended
 		return provision.Resource{}, false, err
 	}
 	made, err := p.jobSets().Create(ctx, js, kube.WriteOptions{})
@@ -241,9 +243,9 @@ func (missing) Hint() string {
 	return "the namespace does not exist, or the cluster has no JobSet: kubectl get namespaces; kubectl get crd jobsets.jobset.x-k8s.io"
 }
 
-// Restart implements provision.Provider. The error is provision.ErrFixed: JobSet itself makes
-// failed pods again. To restart a running pod, JobSet would replace all its pods, and their
-// files and processes would be lost. Delete and Create do the same.
+// Restart implements provision.Provider. It returns provision.ErrFixed. JobSet itself replaces
+// failed pods. Restarting a running pod would replace all pods and lose their files and
+// processes, as Delete and Create do.
 func (p *Provider) Restart(_ context.Context, id string) error {
 	return &noRestart{p.commands(id).Delete}
 }
@@ -284,8 +286,8 @@ func (p *Provider) Delete(ctx context.Context, id string, o provision.DeleteOpti
 	return true, nil
 }
 
-// remove deletes a JobSet with its pods, and waits until they are gone. It deletes no other
-// JobSet that has the same name by now.
+// remove deletes a JobSet with its pods and waits until they are gone. If a newer JobSet has
+// the same name by now, remove leaves it.
 func (p *Provider) remove(ctx context.Context, js *jobset.JobSet, limit time.Duration) error {
 	if _, err := p.jobSets().Delete(ctx, js.Name, kube.RemoveOptions{UID: string(js.UID), Foreground: true}); err != nil {
 		return err
@@ -307,7 +309,7 @@ func (p *Provider) remove(ctx context.Context, js *jobset.JobSet, limit time.Dur
 	}
 }
 
-// left returns what is left of a JobSet that is being deleted, or "".
+// left says what still exists of a JobSet that is being deleted, or returns "".
 func (p *Provider) left(ctx context.Context, js *jobset.JobSet) (string, error) {
 	pods, err := p.pods(ctx, js.Name)
 	if err != nil {
@@ -338,7 +340,8 @@ func (*Provider) HostKeys(_ context.Context, s tpu.Slice, worker int) ([]string,
 	return nil, "", provision.ErrNoHostKeys
 }
 
-// Admit implements provision.Provider: whoever may run commands in pods may log in.
+// Admit implements provision.Provider. It does nothing, because users need no login to run
+// commands in pods.
 func (*Provider) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string, bool, error) {
 	return l.Name, false, nil
 }

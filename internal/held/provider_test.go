@@ -53,8 +53,8 @@ func exists(t *testing.T) (*jobset.JobSet, provision.Request) {
 	return js, r
 }
 
-// Two people type the same request after the slices have ended. The slower command does not
-// delete the slices that the faster one has made meanwhile.
+// Two users repeat a request after its slices have ended. The slower command does not delete
+// the slices that the faster one has made.
 func TestNewSlicesOfAnotherCommandStay(t *testing.T) {
 	t.Parallel()
 	old, r := exists(t)
@@ -87,7 +87,7 @@ func TestNewSlicesOfAnotherCommandStay(t *testing.T) {
 	}
 }
 
-// A cluster has thousands of nodes. Only prices need them.
+// A run reads no nodes. A cluster can have thousands of them, and only prices need them.
 func TestARunReadsNoNodes(t *testing.T) {
 	t.Parallel()
 	js, _ := exists(t)
