@@ -153,7 +153,7 @@ type Attempt struct {
 	Run     string    `json:"run"`
 	Attempt int       `json:"attempt"`
 	Command string    `json:"command"` // secrets masked
-	Begin   time.Time `json:"begin"`   // start of the attempt by the runner's clock, also if this command attached later
+	Begin   time.Time `json:"begin"`   // start of the attempt by the runner's clock
 	Slices  []string  `json:"slices"`
 	Workers int       `json:"workers"`
 	LogDir  string    `json:"log_dir"`
@@ -198,7 +198,7 @@ type AttemptEnd struct {
 	Run     string        `json:"run"`
 	Attempt int           `json:"attempt"`
 	OK      bool          `json:"ok"`              // every worker ended with 0
-	Cause   string        `json:"cause,omitempty"` // kind of failure: preempted, maintenance, infrastructure, application, stall, expired, …
+	Cause   string        `json:"cause,omitempty"` // kind of failure: preempted, maintenance, application, stall, …
 	Why     string        `json:"why,omitempty"`   // one clause: "slice t-1 is PREEMPTED"
 	Code    int           `json:"code,omitempty"`  // exit code of the first worker to fail
 	Elapsed time.Duration `json:"elapsed_ns"`      // how long the command ran
@@ -224,10 +224,10 @@ type Summary struct {
 	Text        string        `json:"text"`         // one or several lines for people
 	FirstFail   string        `json:"first_failure,omitempty"`
 	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail
-	LeftBehind  int           `json:"left_behind,omitempty"` // number of background processes that multihost ended after the command
+	LeftBehind  int           `json:"left_behind,omitempty"` // background processes that multihost ended after the command
 	LogDir      string        `json:"log_dir"`
 	Training    []string      `json:"training,omitempty"` // how fast it was and which workers were slow, one line each
-	Next        string        `json:"next,omitempty"`     // command to type next; if it is "", a default is shown after a failure
+	Next        string        `json:"next,omitempty"`     // command to type next; "": a failure shows a default
 	Phases      []PhaseTime   `json:"phases"`
 	Skew        time.Duration `json:"start_skew_ns"`
 }
