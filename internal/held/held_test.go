@@ -222,7 +222,7 @@ func startHolder(t *testing.T, until, lease int64) holderRun {
 	testkit.Must(t, os.MkdirAll(filepath.Join(h.root, "tmp", ".multihost"), 0o700))
 	h.Env, h.SysProcAttr = append(os.Environ(), "MULTIHOST_ROOT_TMP="+h.root), &syscall.SysProcAttr{Setpgid: true}
 	testkit.Must(t, h.Start())
-	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // in a pod, the end of process 1 ends its children
+	t.Cleanup(func() { _ = syscall.Kill(-h.Process.Pid, syscall.SIGKILL) }) // a pod would end its children
 	return h
 }
 

@@ -4,11 +4,16 @@
 //
 // # Decisions
 //
-//   - Process 1 of a pod does nothing. So the slices stay when a command ends, and a command needs no image and no admission of its own.
+//   - Process 1 of a pod does nothing. So the slices stay when a command ends, and a
+//     command needs no image and no admission of its own.
 //   - The pods have the network of their nodes and are privileged, like XPK's pods: the
 //     preflight can then set what the node allows.
-//   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another UID, because the new pods lack the files and processes of the old ones.
-//   - Pods have no credentials, so they cannot delete the JobSet. When the time to live ends or nobody uses a pod, process 1 of the pod ends with exit code 0. When all pods have ended, the JobSet is complete, and Kubernetes deletes it. Pods cannot ask each other either. If a command runs only in one pod, that pod stays and the others end.
+//   - When a pod fails, JobSet makes all pods of the JobSet again. A slice then has another
+//     UID, because the new pods lack the files and processes of the old ones.
+//   - Pods have no credentials, so they cannot delete the JobSet. When the time to live
+//     ends or nobody uses a pod, process 1 of the pod ends with exit code 0. When all pods
+//     have ended, the JobSet is complete, and Kubernetes deletes it. Pods cannot ask each
+//     other either. If a command runs only in one pod, that pod stays and the others end.
 package held
 
 import (
