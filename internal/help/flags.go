@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A Flag is a flag in the form of help and documents.
+// A Flag is a flag as help and documents show it.
 type Flag struct {
 	Names    []string // with their dashes; the flag's own name first
 	Value    string   // placeholder of the value; "" for a switch
@@ -36,9 +36,9 @@ type Group struct {
 	Rest  []string
 }
 
-// Sections sorts flags into groups. A flag of two groups goes into the first one. If the
-// parameter all is false, for short help, it takes only the Shown flags of each group. The
-// result rest has the flags that it did not take.
+// Sections sorts flags into groups. A flag of two groups goes into the first one. Without all,
+// for short help, a section has only the Shown flags of its group. rest has the flags that are
+// in no section.
 func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest []Flag) {
 	rest = slices.Clone(flags)
 	for _, g := range groups {
@@ -60,8 +60,8 @@ func Sections(flags []Flag, groups []Group, all bool) (sections []Section, rest 
 	return sections, rest
 }
 
-// Rows returns the rows of flags in help. If the parameter all is true, a row has every
-// name of its flag, otherwise the first name and names of one letter.
+// Rows returns one row for each flag. With all, a row has every name of the flag. Otherwise it
+// has the first name and names of one letter.
 func Rows(flags []Flag, all bool) []Row {
 	rows := make([]Row, 0, len(flags))
 	for _, f := range flags {

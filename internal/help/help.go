@@ -12,7 +12,7 @@ import (
 // A Page is the help of one command.
 type Page struct {
 	Name     string // what users type: multihost run
-	Usage    string // its purpose, in a line
+	Usage    string // purpose of the command, in one line
 	Synopsis string // what follows the name
 	Text     string // in the form of Paragraphs
 	Commands []Section
@@ -26,7 +26,8 @@ type Section struct {
 	Rows  []Row
 }
 
-// A Row says what a flag or a command does. Its names stand side by side, with commas.
+// A Row says what a flag or a command does. Its names are on one line, with commas between
+// them.
 type Row struct {
 	Names []string
 	Text  string
@@ -42,7 +43,7 @@ const (
 	gap     = 2
 	texts   = 45 // smallest width of a text beside its names
 	names   = 26 // largest width of names beside a text
-	fewest  = 20 // if names have less room and some do not fit, every text stands below its names
+	fewest  = 20 // with less room for names, if one does not fit, all texts are below their names
 	stacked = 6  // column of a text below its names
 )
 
@@ -63,7 +64,7 @@ func (p Page) Lay(width int) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// list lays out sections whose texts begin in one column.
+// list returns the lines of sections. All texts begin in the same column.
 func list(sections []Section, width int) (lines []string) {
 	column := column(sections, width)
 	for _, s := range sections {
@@ -75,7 +76,7 @@ func list(sections []Section, width int) (lines []string) {
 	return lines
 }
 
-// column returns where the texts of all rows begin.
+// column returns the column in which the texts of all rows begin.
 func column(sections []Section, width int) int {
 	room := min(width-indent-gap-texts, names)
 	longest, all := 0, true
@@ -111,17 +112,16 @@ func (r Row) lines(column, width int) []string {
 
 var (
 	heading = regexp.MustCompile(`^[A-Z][A-Z ]*:$`)
-	// cell is the beginning of a line with two columns: the left column and the gap.
+	// cell matches the left column of a line with two columns, and the gap after it.
 	cell = regexp.MustCompile(`^ *\S+(?: \S+)*  +`)
-	// item is the beginning of a line with its number.
+	// item matches the indentation and the number at the beginning of a line.
 	item = regexp.MustCompile(`^ *(?:[0-9]+\. )?`)
 )
 
-// Paragraphs fits a text into width columns. Lines that begin at the margin are sentences,
-// which flow together until an empty line or a heading in capitals. An indented line stays
-// a line of its own. The rest of a long one goes into the next lines, in a line of two
-// columns below the second column. In a command of multihost, a backslash ends each line
-// except the last.
+// Paragraphs fits a text into width columns. Lines without indentation are joined and wrapped,
+// up to an empty line or a heading in capitals. An indented line is not joined with others. If
+// it is too long, it continues in the next line: below the second column if it has two columns.
+// In a command of multihost, a backslash ends each line except the last.
 func Paragraphs(text string, width int) []string {
 	var lines, words []string
 	flush := func() {
@@ -154,7 +154,7 @@ func Paragraphs(text string, width int) []string {
 	return lines
 }
 
-// hang fits an indented line into width columns.
+// hang wraps an indented line at width columns.
 func hang(line string, width int) []string {
 	if columns(line) <= width {
 		return []string{line}
@@ -212,8 +212,8 @@ func shellWords(line string) []string {
 	return words
 }
 
-// wrap puts words into lines of at most width columns. It never breaks a word: a word that
-// is too long has a line of its own.
+// wrap puts words into lines of at most width columns. A word that is too long gets a line of
+// its own.
 func wrap(words []string, first, rest string, width int) []string {
 	if len(words) == 0 {
 		return nil
@@ -234,5 +234,5 @@ func wrap(words []string, first, rest string, width int) []string {
 
 func pad(text string, to int) string { return text + strings.Repeat(" ", to-columns(text)) }
 
-// columns returns the width of a text. Help has no characters of two columns.
+// columns returns the width of a text. No character in help is two columns wide.
 func columns(text string) int { return utf8.RuneCountInString(text) }

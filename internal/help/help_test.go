@@ -28,7 +28,7 @@ of the slices and starts the command.
    78     configuration: project, zone, key or file is missing or malformed`,
 }
 
-// The test pins the page at each width at which the layout changes.
+// The test has the expected page for each width at which the layout changes.
 func TestLay(t *testing.T) {
 	t.Parallel()
 	for width, want := range map[int]string{

@@ -54,7 +54,7 @@ func (m Manual) Roff() string {
 	return b.String()
 }
 
-// roff writes a flag with all of its names.
+// roff writes a flag with all its names to b.
 func (f Flag) roff(b *strings.Builder) {
 	b.WriteString(".TP\n")
 	for i, n := range f.Names {
@@ -125,8 +125,8 @@ func manualText(b *strings.Builder, description string) {
 	enter(fresh)
 }
 
-// roff escapes text so that no part of it is a command of the formatter, and writes it in
-// ASCII, which every formatter reads.
+// roff escapes text for the formatter. The result is ASCII, because not every formatter reads
+// UTF-8.
 func roff(text string) string {
 	var b strings.Builder
 	for i, r := range text {
