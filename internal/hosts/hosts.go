@@ -1,5 +1,5 @@
-// Package hosts makes one slice of machines that the user names. No cloud knows these
-// machines, and multihost neither makes nor deletes them.
+// Package hosts is the provider for --hosts: machines that the user names form one slice.
+// multihost neither makes nor deletes these machines.
 package hosts
 
 import (
@@ -31,14 +31,14 @@ type HostAddress struct {
 // HostsPrefix is the name of a HostList's single slice.
 const HostsPrefix = "hosts"
 
-// ParseHosts reads [user@]host[:port] words, which commas separate.
+// ParseHosts parses a list of [user@]host[:port] with commas between them.
 func ParseHosts(text string) (HostList, error) {
 	var list HostList
 	err := list.add(text, map[HostAddress]bool{})
 	return list, err
 }
 
-// add appends the hosts in text. The parameter seen has the hosts of the list so far.
+// add appends the hosts in text. seen has the hosts that are already in the list.
 func (l *HostList) add(text string, seen map[HostAddress]bool) error {
 	for word := range strings.SplitSeq(text, ",") {
 		h, err := parseHost(strings.TrimSpace(word))
@@ -83,12 +83,12 @@ func parseHost(word string) (HostAddress, error) {
 	return h, nil
 }
 
-// hostsLimit is far above the size of a list of one run's machines.
+// hostsLimit is the largest size of a hosts file, in bytes.
 const hostsLimit = 4 << 20
 
-// ReadHosts reads a file with one host in a line, or several with commas between them. #
-// begins a comment. Errors are those of config.ReadText, and a *config.FileError that names
-// the line.
+// ReadHosts reads a file of hosts. A line has one or more hosts with commas between them. #
+// begins a comment. The error is one of config.ReadText, or a *config.FileError that names the
+// line.
 func ReadHosts(ctx context.Context, path string) (HostList, error) {
 	text, err := config.ReadText(ctx, path, hostsLimit)
 	if err != nil {
@@ -144,12 +144,13 @@ func (HostList) HostKeys(context.Context, tpu.Slice, int) ([]string, string, err
 	return nil, "", provision.ErrNoHostKeys
 }
 
-// Admit implements provision.Provider. The machines must already have the key.
+// Admit implements provision.Provider. It changes nothing: the machines must already accept the
+// key.
 func (HostList) Admit(_ context.Context, _ tpu.Slice, l provision.Login) (string, bool, error) {
 	return l.Name, false, nil
 }
 
-// Get implements provision.Provider. It finds nothing, because nobody requested these
+// Get implements provision.Provider. It never finds a resource, because nobody requested these
 // machines.
 func (HostList) Get(context.Context, string) (provision.Resource, error) {
 	return provision.Resource{}, provision.ErrNotFound

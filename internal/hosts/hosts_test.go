@@ -11,7 +11,7 @@ import (
 )
 
 func TestAFileOfHostsIsReadWholeOrRefused(t *testing.T) {
-	long := strings.Repeat("x", 70_000) // a bufio.Scanner ends there
+	long := strings.Repeat("x", 70_000) // too long for a bufio.Scanner
 	many := ""
 	for i := range 5000 {
 		many += fmt.Sprintf("10.0.%d.%d\n", i/250, i%250)
