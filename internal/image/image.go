@@ -50,15 +50,14 @@ const (
 
 // A Client calls registries. Its methods are safe for concurrent use.
 type Client struct {
-	// Token returns an access token of Google Cloud for Google's registries. If it is nil,
-	// the Keychain has their credentials too.
+	// Token returns an access token of Google Cloud for Google's registries. If Token is nil,
+	// Keychain is used for them too.
 	Token func(ctx context.Context) (string, error)
-	// Keychain has the credentials for all other registries; nil: docker's configuration
-	// has them.
+	// Keychain has the credentials for all other registries. nil means docker's configuration.
 	Keychain  authn.Keychain
 	Transport http.RoundTripper // nil: the network
-	// Endpoint is a URL that gets the requests to all registries. The name of the registry
-	// follows its path. Nil: each registry gets its own. It is for simulators.
+	// Endpoint gets the requests to all registries, for simulators. The name of the registry
+	// follows the path of Endpoint. nil means that each registry gets its own requests.
 	Endpoint  *url.URL
 	UserAgent string // empty: "multihost"
 }
@@ -80,7 +79,7 @@ func Empty() Image {
 	return Image{image: config}
 }
 
-// CheckRepository returns nil if Push takes the name of a repository, else a *NameError.
+// CheckRepository returns a *NameError if Push would not accept the name of the repository.
 func CheckRepository(repository string) error {
 	if _, err := name.NewRepository(repository); err != nil {
 		return &NameError{repository, err}
@@ -88,8 +87,8 @@ func CheckRepository(repository string) error {
 	return nil
 }
 
-// Find looks up an image that nodes can run. It reads no layer. The error is a *NameError,
-// a *ProcessorError or a *RegistryError.
+// Find looks up an image and checks that nodes can run it. It reads no layer. The error is a
+// *NameError, a *ProcessorError or a *RegistryError.
 func (c *Client) Find(ctx context.Context, named string) (Image, error) {
 	ref, err := name.ParseReference(named)
 	if err != nil {
@@ -136,9 +135,9 @@ type Pushed struct {
 	Same bool   // the registry already had the image
 }
 
-// Push adds layers to an image and pushes the result into a repository, with a tag that
-// follows from its digest. If the registry has the image, Push sends nothing. The error is
-// a *NameError or a *RegistryError.
+// Push adds layers to an image and pushes the result into a repository. The tag is made from
+// the digest. If the registry has the image, Push sends nothing. The error is a *NameError or a
+// *RegistryError.
 func (c *Client) Push(ctx context.Context, base Image, repository string, layers ...*Layer) (Pushed, error) {
 	repo, err := name.NewRepository(repository)
 	if err != nil {
@@ -167,7 +166,8 @@ func (c *Client) Push(ctx context.Context, base Image, repository string, layers
 	return p, nil
 }
 
-// add appends layers to an image. The program starts in the last folder of a layer.
+// add appends layers to an image. The working directory becomes that of the last layer that has
+// one.
 func add(base v1.Image, layers []*Layer) (v1.Image, error) {
 	kind, err := base.MediaType()
 	if err != nil {
@@ -229,7 +229,7 @@ func (t redirected) RoundTrip(r *http.Request) (*http.Response, error) {
 	there.URL.Path = t.to.Path + "/" + r.URL.Host + r.URL.Path
 	answer, err := t.next.RoundTrip(there)
 	if answer != nil {
-		answer.Request = r // locations in the answer are relative to it
+		answer.Request = r // locations in the answer are relative to this request
 	}
 	return answer, err
 }
@@ -280,12 +280,12 @@ func (k keychain) ResolveContext(ctx context.Context, r authn.Resource) (authn.A
 	return authn.Resolve(ctx, authn.DefaultKeychain, r)
 }
 
-// Google reports whether a registry takes access tokens of Google Cloud.
+// Google reports whether a registry accepts access tokens of Google Cloud.
 func Google(registry string) bool {
 	return registry == "gcr.io" || strings.HasSuffix(registry, ".gcr.io") || strings.HasSuffix(registry, "-docker.pkg.dev")
 }
 
-// A NameError is a text that names no image or repository.
+// A NameError reports that a text is no valid name of an image or repository.
 type NameError struct {
 	Name string
 	Err  error
@@ -301,7 +301,7 @@ func (e *NameError) Hint() string {
 	return "a name has a registry, a repository in lower case, and a tag or digest: us-docker.pkg.dev/PROJECT/REPOSITORY/IMAGE:TAG"
 }
 
-// A ProcessorError is an image that nodes cannot run.
+// A ProcessorError reports an image that nodes cannot run.
 type ProcessorError struct {
 	Image string
 	Has   string // system/processor
@@ -323,7 +323,7 @@ func (e *ProcessorError) Hint() string {
 	return "build the image for the nodes: docker build --platform=linux/amd64 …"
 }
 
-// A RegistryError is a call that a registry refused or did not answer.
+// A RegistryError reports a call that a registry refused or did not answer.
 type RegistryError struct {
 	What   string // "find image"
 	Name   string
@@ -343,7 +343,7 @@ func (e *RegistryError) Error() string {
 
 func (e *RegistryError) Unwrap() error { return e.Err }
 
-// Fault returns the kind of the cause, as far as the answer shows it.
+// Fault returns the kind that follows from Status, or fault.Unknown.
 func (e *RegistryError) Fault() fault.Kind {
 	switch e.Status {
 	case 0:

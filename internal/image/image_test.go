@@ -32,7 +32,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A fake is a registry in this process, with a record of its requests.
+// A fake is a registry in this process. It records its requests.
 type fake struct {
 	host   string
 	refuse func(*http.Request) int // status that refuses a request; 0: accept
@@ -235,7 +235,7 @@ func TestCodeOnABase(t *testing.T) {
 		if config.Config.WorkingDir != "/app" || config.Architecture != "amd64" || !slices.Equal(config.Config.Env, []string{"PATH=/usr/bin"}) || len(config.RootFS.DiffIDs) != 4 {
 			t.Errorf("%+v", config)
 		}
-		// Nodes can run the image, and its layers are of the base's kind.
+		// Nodes can run the image, and its layers have the media type of the base's layers.
 		back, err := c.Find(t.Context(), p.Ref)
 		if err != nil || back.Ref != p.Ref {
 			t.Errorf("%+v, %v", back, err)
@@ -243,7 +243,7 @@ func TestCodeOnABase(t *testing.T) {
 	}
 }
 
-// The same files give the same image, whatever their order and times. It is pushed only
+// The same files give the same image, in any order and with any times. The image is pushed only
 // once.
 func TestTheSameCodeIsTheSameImage(t *testing.T) {
 	t.Parallel()
@@ -253,7 +253,7 @@ func TestTheSameCodeIsTheSameImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	big := strings.Repeat("0123456789abcdef", 1<<18) // of several blocks, packed on several cores
+	big := strings.Repeat("0123456789abcdef", 1<<18) // large enough to be compressed on several cores
 	var refs []string
 	for i, text := range []string{big, big, "other"} {
 		p, err := c.Push(t.Context(), base, f.host+"/run", code(t, map[string]string{"a": text, "b/c": "d"}))
@@ -445,7 +445,7 @@ func TestWhoGetsWhichCredentials(t *testing.T) {
 	t.Parallel()
 	f := newRegistry(t)
 	f.put(t, "p/i:v1", small(t, 10, 1), "amd64")
-	f.refuse = func(r *http.Request) int { // like real registries, it first says which credentials it accepts
+	f.refuse = func(r *http.Request) int { // like a real registry, first say which credentials are accepted
 		if r.Header.Get("Authorization") == "" {
 			return http.StatusUnauthorized
 		}
@@ -474,7 +474,7 @@ func TestWhoGetsWhichCredentials(t *testing.T) {
 	}
 }
 
-// toward carries all requests to one host, without TLS.
+// toward sends all requests to one host, without TLS.
 type toward string
 
 func (h toward) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -18,8 +18,8 @@ import (
 	"multihost/internal/fault"
 )
 
-// Dir is the folder of the user's code in an image, in which the program starts. XPK uses
-// the same one.
+// Dir is the folder of the user's code in an image. The program starts there. XPK uses the same
+// folder.
 const Dir = "/app"
 
 // A Layer has files that Push adds to an image.
@@ -27,17 +27,17 @@ type Layer struct {
 	what string // for the image's history
 	dir  string // folder in which the program starts; "": unchanged
 	file *os.File
-	data []byte // of a layer without a file
+	data []byte // content, if the layer has no file
 }
 
-// An Archiver writes a tree of files as a gzipped tar archive, below a folder. The same
-// tree gives the same bytes. codesync.Tree is one.
+// An Archiver writes a tree of files as a gzipped tar archive, below a folder. The same tree
+// gives the same bytes. codesync.Tree implements it.
 type Archiver interface {
 	ArchiveBelow(ctx context.Context, w io.Writer, folder string) error
 }
 
-// Files makes a layer of a tree of files, in Dir. Its bytes are in a file in tempDir ("":
-// the system's folder), which Close removes.
+// Files makes a layer with a tree of files in Dir. It writes the layer to a file in tempDir, or
+// in the system's folder if tempDir is "". Close removes the file.
 func Files(ctx context.Context, tree Archiver, tempDir string) (_ *Layer, err error) {
 	f, err := os.CreateTemp(tempDir, "multihost-layer-*")
 	if err != nil {
@@ -47,7 +47,7 @@ func Files(ctx context.Context, tree Archiver, tempDir string) (_ *Layer, err er
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("make layer: %w", err)
-			_ = l.Close() // the first error is returned
+			_ = l.Close() // err is returned
 		}
 	}()
 	if err := tree.ArchiveBelow(ctx, f, strings.TrimPrefix(Dir, "/")); err != nil {
@@ -112,10 +112,10 @@ func (l *Layer) as(image types.MediaType) (v1.Layer, error) {
 	return tarball.LayerFromOpener(l.open, tarball.WithMediaType(kind))
 }
 
-// In a layer, a file whose name begins with whiteout removes another file.
+// whiteout begins the name of a file in a layer that removes a file of a lower layer.
 const whiteout = ".wh."
 
-// A WhiteoutError is a file whose name a layer cannot have.
+// A WhiteoutError reports a file that a layer cannot contain, because its name means a removal.
 type WhiteoutError struct{ Path string }
 
 func (e *WhiteoutError) Error() string {
