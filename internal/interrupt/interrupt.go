@@ -1,5 +1,5 @@
-// Package interrupt decides what signals mean to the present command: whether they end it,
-// leave its run alone, or make multihost ask the user.
+// Package interrupt decides what a signal does: end the command, detach from its run, or ask
+// the user.
 package interrupt
 
 import (
@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// Two signals are two actions of the user if at least deliberate is between them.
+	// deliberate is the least time between two signals that count as two actions of the user.
 	deliberate = time.Second
 	// leaveLimit limits how long the program may take to exit once the user wants to leave
 	// at once.
@@ -46,11 +46,11 @@ func (w *Watch) Answer(a stage.Answer) {
 	w.answer = a
 }
 
-// Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a
-// queued resource exists. The function stand returns what is at stake, and a channel that
-// is closed when that changes. Ask then withdraws the question and asks anew. Ask returns a
-// function that cancels an open question and all later ones. Closing the view waits for an
-// open question.
+// Ask makes SIGINT ask the user on the terminal of in and out, while a command runs or a queued
+// resource exists. stand returns the present status and a channel that is closed when the
+// status changes. After a change, Ask withdraws the question and asks a new one. The returned
+// function cancels an open question and all later ones. Closing the view waits for an open
+// question.
 func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() (stage.Status, <-chan struct{})) (end func()) {
 	over, end := context.WithCancel(context.Background())
 	var shown atomic.Pointer[stage.Status] // subject of the question; nil: not shown yet
@@ -73,10 +73,10 @@ func (w *Watch) Ask(view *ui.Renderer, in *os.File, out io.Writer, stand func() 
 	return end
 }
 
-// second returns the answer to a SIGINT during a question. The user has seen a question
-// about the status shown, and the present status is now. If this status needs another
-// question, the user has not seen what the SIGINT would do. So it then ends no command and
-// deletes nothing.
+// second returns the answer to a SIGINT during a question. shown is the status of the question
+// that the user has seen. now is the present status. If now needs another question, the user
+// has not read what the SIGINT would do. In this case the SIGINT ends no command and deletes
+// nothing.
 func second(shown *stage.Status, now stage.Status) stage.Answer {
 	if shown != nil && atStake(now) && question(*shown) != question(now) {
 		return stage.Detach
@@ -84,10 +84,10 @@ func second(shown *stage.Status, now stage.Status) stage.Answer {
 	return now.Second()
 }
 
-// askWhile asks a question about the status. If a change of the status needs another
-// question, askWhile withdraws the first one and asks anew, with the parameter again. An
-// answer must not be used for a state that the user has not seen. It reports whether it
-// asked anybody. If nothing is left to ask about, the answer is Continue.
+// askWhile asks a question about the status. If a change of the status needs another question,
+// askWhile withdraws the first one and calls ask with again set. An answer must not be used for
+// a status that the user has not seen. askWhile reports whether it asked the user. If nothing
+// is left to ask about, the answer is Continue.
 func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}), ask func(ctx context.Context, st stage.Status, again bool) stage.Answer) (answer stage.Answer, asked bool) {
 	for {
 		st, changed := stand()
@@ -114,8 +114,8 @@ func askWhile(ctx context.Context, stand func() (stage.Status, <-chan struct{}),
 			}
 		}
 		withdraw(errStale)
-		<-answers // an answer that comes now is about the past
-		select {  // one change often follows another
+		<-answers // drop an answer to the withdrawn question
+		select {  // wait, because one change often follows another
 		case <-time.After(settle):
 		case <-ctx.Done():
 		}
@@ -128,11 +128,11 @@ const settle = time.Second
 // errStale ends a question whose state has changed.
 var errStale = errors.New("what is asked about has changed")
 
-// atStake reports whether there is anything to ask about.
+// atStake reports whether a command runs or a queued resource exists.
 func atStake(st stage.Status) bool { return st.Running != "" || st.Resource != "" }
 
-// AskWith makes SIGINT call ask, which reports whether it asked anybody. If another SIGINT
-// comes before the user's answer, second is the answer.
+// AskWith makes SIGINT call ask, which reports whether it asked the user. If another SIGINT
+// comes before the user's answer, second returns the answer.
 func (w *Watch) AskWith(ask func(ctx context.Context) (answer stage.Answer, asked bool), second func() stage.Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -294,12 +294,12 @@ func (q *open) replies() <-chan reply {
 	return q.reply
 }
 
-// Start cancels the returned context with a *stage.Interrupted as cause when SIGINT,
-// SIGTERM or SIGHUP comes. If a SIGINT asks the user a question, the context ends only if
-// the answer says so. A second SIGINT during the question means stage.Status.Second, or
-// stage.Detach if the question is about to be asked anew. Start ignores SIGHUP if nohup
-// started the program, which must then outlive the terminal. A signal after the end of the
-// context closes Leave, unless it comes within a second of that end.
+// Start cancels the returned context with a *stage.Interrupted as cause when SIGINT, SIGTERM or
+// SIGHUP comes. If a SIGINT leads to a question, the answer decides whether the context ends. A
+// second SIGINT during the question means stage.Status.Second, or stage.Detach if a new
+// question is about to replace it. If nohup started the program, Start ignores SIGHUP, because
+// the program must outlive the terminal. A signal after the end of the context closes Leave,
+// unless it comes within a second of that end.
 func (w *Watch) Start(parent context.Context, exit func()) (context.Context, func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
@@ -313,7 +313,7 @@ func (w *Watch) Start(parent context.Context, exit func()) (context.Context, fun
 	}
 }
 
-// Obey is Start for signals from a channel.
+// Obey does what Start does, with signals from a channel.
 func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func()) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	quit, done := make(chan struct{}), make(chan struct{})
@@ -359,7 +359,7 @@ func (w *Watch) Obey(parent context.Context, signals <-chan os.Signal, exit func
 				if in.Answer != stage.Continue {
 					end(in)
 				}
-			case <-gone: // something blocks without a context: a FIFO, a prompt
+			case <-gone: // something that no context ends still blocks, such as a FIFO
 				exit()
 			case <-quit:
 				asked.withdraw()

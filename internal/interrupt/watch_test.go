@@ -117,8 +117,8 @@ func TestObeyEndsWhatHangs(t *testing.T) {
 	})
 }
 
-// Ctrl-C between one question and the next destroys nothing about which the user was not
-// asked.
+// A Ctrl-C while one question replaces another ends and deletes nothing about which the user
+// was not asked.
 func TestASecondInterruptCountsForWhatWasShown(t *testing.T) {
 	waits := stage.Status{Run: "r", Resource: "queued resource r"}
 	runs, over, spot := waits, stage.Status{Run: "r"}, waits
@@ -143,8 +143,8 @@ func TestASecondInterruptCountsForWhatWasShown(t *testing.T) {
 	}
 }
 
-// When its state changes, a question is withdrawn and asked anew. An answer that comes too
-// late is ignored. If nothing is left to ask about, the command continues.
+// When the status changes, the question is withdrawn and a new one is asked. An answer that
+// comes too late is ignored. If nothing is left to ask about, the command continues.
 func TestAQuestionIsAskedAnewWhenItsStateChanges(t *testing.T) {
 	waits := stage.Status{Run: "r", Resource: "queued resource r", Waiting: "it stays"}
 	billed, runs, over := waits, waits, waits
