@@ -1,4 +1,4 @@
-// Package mask hides the values of secret variables in what is shown of a log.
+// Package mask hides the values of secret variables when a log is shown.
 package mask
 
 import (
@@ -14,9 +14,9 @@ import (
 // values occur in ordinary words.
 const shortestMasked = 8
 
-// MaskedWords returns what to mask in the output of a command: the lines of its secret
-// values, longest first. Programs print a key of several lines line by line, and a value
-// from a file without the newline at its end.
+// MaskedWords returns what to mask in the output of a command: the lines of its secret values,
+// longest first. A secret of several lines becomes one word for each line, because a word must
+// not contain a newline.
 func MaskedWords(env []config.EnvVar) [][]byte {
 	var words [][]byte
 	for _, v := range env {
@@ -33,7 +33,7 @@ func MaskedWords(env []config.EnvVar) [][]byte {
 	return slices.CompactFunc(words, bytes.Equal)
 }
 
-// Masked replaces a secret.
+// Masked is shown instead of a secret.
 const Masked = "***"
 
 // MaskSecrets replaces the secret values of env in typed text.
@@ -46,8 +46,8 @@ func MaskSecrets(text string, env []config.EnvVar) string {
 	return text
 }
 
-// A Masker replaces words in a stream, wherever its chunks end. No word has a newline, so a
-// whole line is never held back.
+// A Masker replaces words in a stream, also words that are split between chunks. No word has a
+// newline, so a Masker never holds back a whole line.
 type Masker struct {
 	Words [][]byte // longest first, none empty
 	held  []byte   // may be the beginning of a word
@@ -58,7 +58,7 @@ type Masker struct {
 // next call.
 func (m *Masker) Next(p []byte) []byte { return m.Mask(p, true) }
 
-// Rest returns what was held back, at the end of the stream.
+// Rest returns the bytes held back. Call it at the end of the stream.
 func (m *Masker) Rest() []byte { return m.Mask(nil, false) }
 
 // Mask does what Next does if more is set, otherwise what Rest does.
@@ -87,8 +87,8 @@ func (m *Masker) Mask(p []byte, more bool) []byte {
 	}
 }
 
-// find returns the first word of text that begins before limit, and the longest of several
-// at the same place.
+// find returns the place and size of the first word in text that begins before limit. If
+// several begin there, it takes the longest.
 func (m *Masker) find(text []byte, limit int) (at, size int) {
 	at = limit
 	for _, w := range m.Words {
@@ -99,7 +99,7 @@ func (m *Masker) find(text []byte, limit int) (at, size int) {
 	return at, size
 }
 
-// mayBegin returns where the end of text may be the beginning of a word.
+// mayBegin returns the first index from which the rest of text may be the beginning of a word.
 func (m *Masker) mayBegin(text []byte) int {
 	from := max(0, len(text)-len(m.Words[0])+1)
 	for i := from; i < len(text); i++ {

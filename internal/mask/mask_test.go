@@ -23,8 +23,8 @@ func TestMaskedWordsAreTheLongLinesOfSecrets(t *testing.T) {
 	}
 }
 
-// The shown text does not depend on the ends of the chunks. It has no secret word, and all
-// other bytes.
+// The shown text is the same for all divisions into chunks. It lacks every secret word and has
+// all other bytes.
 func FuzzMask(f *testing.F) {
 	f.Add([]byte("token=hunter2-hunter2 ok\n"), "hunter2-hunter2", "hunter2-", uint8(0))
 	f.Add([]byte("abcdefghij abcdefgh bcdefghijk"), "abcdefgh", "bcdefghijk", uint8(2))
@@ -41,7 +41,7 @@ func FuzzMask(f *testing.F) {
 			n := min(int(step)+1, len(rest))
 			chunk := bytes.Clone(rest[:n])
 			got = append(got, m.Next(chunk)...)
-			clear(chunk) // the chunk is the caller's again
+			clear(chunk) // Next must not keep the chunk
 			rest = rest[n:]
 		}
 		got = append(got, m.Rest()...)
