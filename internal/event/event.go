@@ -224,7 +224,7 @@ type Summary struct {
 	Text        string        `json:"text"`         // one or several lines for people
 	FirstFail   string        `json:"first_failure,omitempty"`
 	LastLines   []string      `json:"last_lines,omitempty"`  // last 20 lines of the first worker to fail
-	LeftBehind  int           `json:"left_behind,omitempty"` // background processes that multihost ended after the command
+	LeftBehind  int           `json:"left_behind,omitempty"` // background processes that were ended after the command
 	LogDir      string        `json:"log_dir"`
 	Training    []string      `json:"training,omitempty"` // how fast it was and which workers were slow, one line each
 	Next        string        `json:"next,omitempty"`     // command to type next; "": a failure shows a default
