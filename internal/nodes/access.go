@@ -33,8 +33,8 @@ const (
 	enableOSLogin    = "enable-oslogin"
 )
 
-// KeyEntry returns the line of ssh-keys metadata that allows login to log in with
-// publicKey, which is "type base64" with or without a comment.
+// KeyEntry returns the line of ssh-keys metadata with which login can use publicKey. publicKey
+// is "type base64", with or without a comment.
 func KeyEntry(login, publicKey string) (string, error) {
 	fields := strings.Fields(publicKey)
 	switch {
@@ -58,8 +58,8 @@ type access struct {
 	saidOSLogin bool
 }
 
-// A Holder has metadata in which VMs look for the keys that may log in: a node of the TPU
-// API, for all its workers, or one VM.
+// A Holder is a resource whose metadata has the keys that may log in: a node of the TPU API for
+// all its workers, or one VM.
 type Holder struct {
 	Name     string            // for messages: `slice "t-0"`
 	Metadata map[string]string // as last listed
@@ -92,14 +92,14 @@ func (c *access) node(s tpu.Slice) Holder {
 // ("ssh-ed25519 AAAA…"). It does nothing if the project or the slice accepts the key
 // already. changed reports whether it wrote the metadata.
 //
-// The API can only replace the whole metadata of a node, and the last writer wins.
-// EnsureKey keeps everything that it has read. It reads back what it has written, and
-// starts over if another writer has removed its entry. A writer that read before EnsureKey
-// wrote, and writes after EnsureKey has checked, still removes the entry. No client can
-// prevent this, so call EnsureKey again when a worker refuses the login.
+// The API can only replace the whole metadata of a node, and the last writer wins. EnsureKey
+// keeps everything that it has read. It reads back what it has written, and starts over if
+// another writer has removed its entry. Another writer still removes the entry if it read
+// before EnsureKey wrote, and writes after EnsureKey has checked. No client can prevent this,
+// so call EnsureKey again when a worker refuses the login.
 //
-// If s.Metadata has the key, EnsureKey does not read the slice: that would take 64 calls
-// for 64 slices. To force the read, leave ssh-keys out of s.Metadata.
+// If s.Metadata has the key, EnsureKey does not read the slice, to save a call for each slice.
+// To force the read, leave ssh-keys out of s.Metadata.
 func (c *access) EnsureKey(ctx context.Context, s tpu.Slice, login, publicKey string) (changed bool, err error) {
 	return c.ensureKey(ctx, c.node(s), login, publicKey)
 }
@@ -137,7 +137,7 @@ func (c *access) ensureKey(ctx context.Context, h Holder, login, publicKey strin
 	return changed && err == nil, err
 }
 
-// letsIn reports whether VMs with this metadata accept the key of entry.
+// letsIn reports whether VMs with this metadata accept the key in entry.
 func (c *access) letsIn(metadata map[string]string, project projectMetadata, entry string) bool {
 	if hasEntry(metadata[SSHKeys], entry, c.now()) {
 		return true
@@ -172,8 +172,8 @@ func (h Holder) addKey(ctx context.Context, metadata map[string]string, entry st
 	return h.Write(ctx, metadata)
 }
 
-// writeNode replaces the metadata of a node. During another update, wrote is false and the
-// error nil.
+// writeNode replaces the metadata of a node. If another update is under way, wrote is false and
+// err is nil.
 func (c *access) writeNode(ctx context.Context, name string, metadata map[string]string) (wrote bool, err error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {
@@ -237,16 +237,16 @@ func expired(comment []string, now time.Time) bool {
 	return false
 }
 
-// A projectMetadata is what the project's metadata says about logins.
+// projectMetadata is the part of the project's metadata that is about logins.
 type projectMetadata struct {
 	keys    string
 	osLogin string
 	account string // default service account of VMs; "": unknown
 }
 
-// cachedProject reads the project's metadata once, however many slices ask at the same
-// time. If the read fails, it returns empty metadata. An old or missing answer does not
-// harm EnsureKey, which only writes less with the project's keys.
+// cachedProject reads the project's metadata once, also if many slices need it at the same
+// time. If the read fails, it returns empty metadata. EnsureKey then works too, but may add a
+// key that the project already accepts.
 func (c *access) cachedProject(ctx context.Context) projectMetadata {
 	c.mu.Lock()
 	cached := c.project

@@ -86,7 +86,7 @@ func TestHostKeysThatAreNotTheWorkersAreNotTaken(t *testing.T) {
 	}
 }
 
-// Attributes returns only our own attributes, of all that workers set.
+// Attributes returns only the attributes of multihost, not others that workers set.
 func TestAttributesOfWorkers(t *testing.T) {
 	c := start(t, sim.Config{})
 	var asked string

@@ -8,8 +8,8 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// FuzzHostKeys reads guest attributes, which every process of the worker can write. Only a
-// key of the right type, on one line, counts.
+// FuzzHostKeys reads arbitrary guest attributes, because every process of a worker can write
+// them. Only a key of the right type on one line is accepted.
 func FuzzHostKeys(f *testing.F) {
 	key := "AAAAC3NzaC1lZDI1NTE5AAAAIJ1o5NLBzK3yZzTfhcU+JSjJc7XmZm5rGfKzJ9CGFoxk"
 	f.Add("ssh-ed25519", key+" root@t1v-n-0-w-3", "t1v-n-0-w-3", uint8(3))

@@ -8,7 +8,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Door returns what Login would find and do, without doing it.
+// Door returns what Login would find and do. It changes nothing.
 func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (provision.Door, error) {
 	d, err := c.door(ctx, s, login, publicKey, o)
 	if d.blocked && !d.osLogin {
@@ -17,7 +17,7 @@ func (c *access) Door(ctx context.Context, s tpu.Slice, login, publicKey string,
 	return d.Door, err
 }
 
-// A door is a key's present access to the workers of a slice.
+// A door says whether the workers of a slice accept a key now.
 type door struct {
 	provision.Door
 	osLogin bool // OS Login is on: workers ignore keys in metadata

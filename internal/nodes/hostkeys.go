@@ -34,9 +34,9 @@ type hostKeys struct {
 // the form of authorized_keys without a comment, and the name of its VM. The error
 // is provision.ErrNoHostKeys if the API does not give the keys.
 //
-// HostKeys asks for one worker at a time, because an answer about several does not say
-// which part belongs to which: a worker without keys would shift the keys of the others.
-// However many callers there are, at most attributeCalls calls run at once.
+// HostKeys asks for one worker at a time. An answer about several workers does not say which
+// part belongs to which worker. At most attributeCalls calls run at once, for all callers
+// together.
 func (c *hostKeys) HostKeys(ctx context.Context, s tpu.Slice, worker int) (keys []string, hostname string, err error) {
 	if err := c.attributes.Acquire(ctx, 1); err != nil {
 		return nil, "", context.Cause(ctx)
@@ -71,8 +71,7 @@ func (c *hostKeys) ask(ctx context.Context, s tpu.Slice, worker int) (keys []str
 	switch gcp.ClassOf(err) {
 	case gcp.NotFound, gcp.Permission, gcp.Invalid, gcp.Conflict:
 		// An organization policy has switched guest attributes off, or the node does not
-		// support them. The API has several errors for this. With each of them, nobody can
-		// get the keys.
+		// support them. The API returns different errors for this.
 		return nil, "", fmt.Errorf("%s: %w: %w", what, provision.ErrNoHostKeys, err)
 	}
 	if err != nil {

@@ -120,8 +120,7 @@ func newSlice(n *tpuapi.Node) tpu.Slice {
 		s.Network = gcp.BaseName(n.NetworkConfigs[0].Network)
 		interfaces = len(n.NetworkConfigs)
 	}
-	// A worker with several interfaces has one endpoint for each, one after the other.
-	// Connect to the first.
+	// A worker with several interfaces has several endpoints in a row. Take the first.
 	for i := 0; i < len(n.NetworkEndpoints); i += interfaces {
 		e := n.NetworkEndpoints[i]
 		w := tpu.Worker{Internal: e.IpAddress}
@@ -142,8 +141,8 @@ func placeOf(name string) (project, zone string) {
 	return "", ""
 }
 
-// TypeOf returns the accelerator type of a node, even if the request gave chip type and
-// topology.
+// TypeOf returns the accelerator type of a node, also if the node was requested by chip type
+// and topology.
 func TypeOf(n *tpuapi.Node) string {
 	if n.AcceleratorType != "" || n.AcceleratorConfig == nil {
 		return n.AcceleratorType
@@ -173,7 +172,7 @@ func ConditionOf(state, health string) tpu.Condition {
 		return tpu.Making
 	case "PREEMPTED", "TERMINATED": // its queued resource becomes SUSPENDING
 		return tpu.Taken
-	case "STOPPED", "STOPPING": // the API can start again only slices of one host
+	case "STOPPED", "STOPPING": // the API can restart only slices of one host
 		return tpu.Halted
 	case "DELETING":
 		return tpu.Leaving

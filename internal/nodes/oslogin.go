@@ -17,10 +17,10 @@ import (
 	oslogin "google.golang.org/api/oslogin/v1"
 )
 
-// OSLoginOptions say how to log in with OS Login.
+// OSLoginOptions are options for OS Login.
 type OSLoginOptions struct {
-	// Account is the address of the account whose keys count. "" means that of the
-	// credentials.
+	// Account is the e-mail address of the account that gets the key. "" means the account of
+	// the credentials.
 	Account string
 
 	// KeyLife is how long an imported key stays valid; 0 means 30 days. A key with less
@@ -30,7 +30,7 @@ type OSLoginOptions struct {
 
 const defaultKeyLife = 30 * 24 * time.Hour
 
-// An OSLoginError says why OS Login does not accept our key.
+// An OSLoginError reports that OS Login does not accept our key.
 type OSLoginError struct {
 	Account string // "": unknown
 	Err     error
@@ -73,10 +73,10 @@ func profileFull(err error) bool {
 	return errors.As(err, &api) && strings.Contains(api.Message, "profile size exceeds")
 }
 
-// Login makes sure that the workers of a slice accept publicKey, and returns the user to
-// log in as. Without OS Login, user is login, and EnsureKey adds the key. With OS Login,
-// Login imports the key into the account's profile. user is then a login of that profile:
-// login itself if the profile has it. changed reports whether Login wrote anything.
+// Login makes sure that the workers of a slice accept publicKey, and returns the user to log in
+// as. Without OS Login, user is login, and EnsureKey adds the key. With OS Login, Login imports
+// the key into the account's profile. user is then a login of that profile, and is login if the
+// profile has it. changed reports whether Login wrote anything.
 func (c *access) Login(ctx context.Context, s tpu.Slice, login, publicKey string, o OSLoginOptions) (user string, changed bool, err error) {
 	return c.LoginTo(ctx, c.node(s), login, publicKey, o)
 }
@@ -87,8 +87,8 @@ func (c *access) LoginTo(ctx context.Context, h Holder, login, publicKey string,
 		changed, err = c.ensureKey(ctx, h, login, publicKey)
 		return login, changed, err
 	}
-	// The profile is the same for all slices. Callers that ask at the same time share one
-	// answer, and only one of them reports a change.
+	// The profile is the same for all slices. Concurrent callers share one call, and only one
+	// of them reports a change.
 	answer, err, _ := c.flight.Do("oslogin "+o.Account+" "+login+" "+publicKey, func() (any, error) {
 		return c.osLogin(ctx, login, publicKey, o)
 	})
@@ -139,8 +139,8 @@ func (c *access) osLogin(ctx context.Context, login, publicKey string, o OSLogin
 	return result, nil
 }
 
-// importedLogin imports the key into the profile of an account, unless the key is there for
-// long enough. It returns the login to use.
+// importedLogin imports the key into the profile of an account, unless the key is already there
+// and stays valid for long enough. It returns the login to use.
 func (c *access) importedLogin(ctx context.Context, account, login, publicKey string, life time.Duration) (user string, imported bool, err error) {
 	svc, err := c.osLoginService(ctx)
 	if err != nil {
@@ -219,7 +219,7 @@ func chooseLogin(p *oslogin.LoginProfile, login string) string {
 	return chosen
 }
 
-// sayOSLogin says, once, that the user is not the requested login.
+// sayOSLogin tells the user once that OS Login uses another login than the requested one.
 func (c *access) sayOSLogin(user, login string) {
 	c.mu.Lock()
 	said := c.saidOSLogin

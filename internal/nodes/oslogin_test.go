@@ -23,7 +23,7 @@ var (
 	asAda     = nodes.OSLoginOptions{Account: "Ada.L@example.com"}
 )
 
-// keyBackend makes workers and remembers how they ask for keys.
+// keyBackend makes workers and keeps for each the function that returns its accepted keys.
 type keyBackend struct {
 	simcloud.Backend
 	mu   sync.Mutex
