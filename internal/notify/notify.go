@@ -1,8 +1,8 @@
-// Package notify sends messages to another program or a web server when a run starts,
-// starts again, fails or ends. It hides that the receiver may hang, fail or be away.
+// Package notify sends messages to another program or a web server when a run starts, starts
+// again, fails or ends.
 //
-// It makes two promises. An active run never waits for a message to arrive. No message can
-// make the run fail: the package only reports that it could not deliver one.
+// A receiver may hang, fail or be unreachable. An active run never waits for it and never fails
+// because of it. The package only reports messages that it could not deliver.
 //
 //	n := notify.New(notify.Options{Program: []string{"notify-send", "TPU"}, Sink: view})
 //	sink := event.Tee(view, n)
@@ -97,8 +97,8 @@ func ParseProgram(text string) ([]string, error) {
 	return argv, nil
 }
 
-// ParseURL accepts https to any server, and http only to this machine: an unencrypted
-// message must not leave it.
+// ParseURL accepts https to any server. It accepts http only to this machine, because an
+// unencrypted message must not leave this machine.
 func ParseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -131,7 +131,7 @@ type Notifier struct {
 	closed  bool
 	attempt event.Attempt
 	first   int  // the first attempt whose start was seen
-	failed  bool // there was a message about the failure of the last attempt
+	failed  bool // a message about the failure of the last attempt was sent
 }
 
 // New starts a Notifier, or returns nil if o names no receiver. The caller closes it.
@@ -185,14 +185,14 @@ func (n *Notifier) Emit(e event.Event) {
 	}
 }
 
-// bySignal reports whether code is the status of a program that a signal of the user ended.
+// bySignal reports whether code is the exit status after a signal of the user.
 func bySignal(code int) bool {
 	return code == 128+int(syscall.SIGHUP) || code == 128+int(syscall.SIGINT) || code == 128+int(syscall.SIGTERM)
 }
 
-// Close sends the message that the run has ended. code is the exit status of this program.
-// why is the reason, or "". It waits until all messages are delivered, at most a minute,
-// and not after ctx has ended.
+// Close sends the message that the run has ended. code is the exit status of this program. why
+// is the reason, or "". It waits until all messages are delivered, at most a minute and no
+// longer than ctx.
 func (n *Notifier) Close(ctx context.Context, code int, why string) {
 	if n == nil {
 		return
@@ -235,8 +235,8 @@ func (n *Notifier) kick() {
 	}
 }
 
-// deliver delivers one message after the other until the Notifier is closed and the queue
-// empty.
+// deliver delivers the queued messages in order. It returns when the Notifier is closed and the
+// queue is empty.
 func (n *Notifier) deliver() {
 	defer close(n.done)
 	for {
@@ -322,7 +322,7 @@ func (n *Notifier) limit(d time.Duration) (context.Context, context.CancelFunc) 
 	return ctx, func() { cancel(nil); <-ended }
 }
 
-// post sends a message to the server, again and again if that may help.
+// post sends a message to the server. It retries errors that may be temporary.
 func (n *Notifier) post(body []byte) error {
 	pause := postPause
 	for try := 1; ; try++ {

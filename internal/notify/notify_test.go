@@ -139,8 +139,7 @@ func TestWhatEndsBeforeItsStartIsAFailureToo(t *testing.T) {
 	}
 }
 
-// A failure of the last attempt is reported once, and so is one that another attempt should
-// have followed.
+// A failure of the last attempt is reported once, also if another attempt was announced.
 func TestEachFailureIsToldOnce(t *testing.T) {
 	for _, tt := range []struct {
 		story string
@@ -217,8 +216,8 @@ func TestTheUserNeedNotWaitForAMessage(t *testing.T) {
 	}
 }
 
-// limits is a clock whose pauses end at once. Its limits pass soon if pass is true,
-// otherwise never: a slow machine must not make a running program look like a hanging one.
+// limits is a clock whose pauses end at once. Its limits pass soon if pass is true, otherwise
+// never, so that a slow machine does not fail the test.
 type limits struct{ pass bool }
 
 func (limits) Now() time.Time { return time.Now() }
