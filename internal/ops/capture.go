@@ -56,7 +56,7 @@ func (c *capture) key() string { return fmt.Sprint(c.size, " ", string(c.sum.Sum
 // cut returns how many bytes in the middle were dropped.
 func (c *capture) cut() int64 { return c.size - int64(len(c.head)) - int64(len(c.tail)) }
 
-// text returns what was kept, with a line that says where something was cut.
+// text returns the kept bytes. If bytes were dropped, a line in the middle says so.
 func (c *capture) text() string {
 	end := string(c.tail[c.at:]) + string(c.tail[:c.at])
 	if c.cut() == 0 {
@@ -84,9 +84,8 @@ func (c *capture) output() ExecOutput {
 	return o
 }
 
-// changes returns the lines in which c differs from another output, each after + or -. It
-// returns nil if these are not much fewer than the lines of the output, or if either output
-// was cut.
+// changes returns the lines in which c differs from the output from, each after + or -. It
+// returns nil if these are not much fewer than the lines of c, or if either output was cut.
 func (c *capture) changes(from *capture) []string {
 	const fewest = 4 // not worth it for shorter outputs
 	if c == from || c.cut() > 0 || from.cut() > 0 {

@@ -18,7 +18,7 @@ import (
 )
 
 // Limits for reading serial consoles: the time for a slice, and the number of slices. The
-// provider limits how many consoles it reads of a slice. Each has only a few lines.
+// provider limits the number of consoles of a slice.
 const (
 	consolesLimit  = 20 * time.Second
 	consolesSlices = 8
@@ -35,8 +35,8 @@ type ConsoleEnd struct {
 	text, hint string
 }
 
-// showConsoles emits, as one Result, what the serial consoles of workers say that do not
-// answer. It emits nothing if their provider shows no consoles.
+// showConsoles emits one Result with the serial consoles of the workers in away. It emits
+// nothing if their provider shows no consoles.
 func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away map[tpu.WorkerID]error) {
 	silent := make([][]tpu.WorkerID, len(sel.Slices))
 	for id, err := range away {
@@ -66,8 +66,8 @@ func showConsoles(ctx context.Context, d *workers.Reach, sel tpu.Selection, away
 	}
 }
 
-// readConsoles reads the consoles of some workers of a slice, as many as it can in its
-// time.
+// readConsoles reads the consoles of workers of a slice, as many as it can within its time
+// limit.
 func readConsoles(ctx context.Context, d *workers.Reach, reader provision.ConsoleReader, s tpu.Slice, ids []tpu.WorkerID) (ends []ConsoleEnd) {
 	limited, cancel := context.WithTimeout(gcp.Unattended(ctx), consolesLimit)
 	defer cancel()

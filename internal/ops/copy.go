@@ -57,9 +57,9 @@ func forWorker(text string, id tpu.WorkerID) string {
 // hasNumbers reports whether a local name contains {slice} or {worker}.
 func hasNumbers(text string) bool { return forWorker(text, tpu.WorkerID{Slice: 1, Worker: 1}) != text }
 
-// CopyTo copies files of this machine to workers. A file gets to its place on a worker only
-// after everything has arrived on every worker. In a source, {slice} and {worker} stand for
-// the numbers of each worker.
+// CopyTo copies files of this machine to workers. It moves the files to their places only after
+// everything has arrived on every worker. In a source, {slice} and {worker} stand for the
+// numbers of each worker.
 func CopyTo(ctx context.Context, d Deps, o CopyOptions) error {
 	watch := stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, ids, err := d.Choose(ctx, &watch, o.Workers)

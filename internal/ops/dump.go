@@ -49,7 +49,7 @@ func Dump(ctx context.Context, d runs.Deps, name, prefix string) error {
 	if !lives {
 		e := runs.EndHere(d.StateDir, rec, rec.Attempt)
 		if e == nil {
-			if err := workers.Unreached(sel, away); err != nil { // the command may live there
+			if err := workers.Unreached(sel, away); err != nil { // the command may still run there
 				return err
 			}
 			e = runs.EndThere(ctx, t, d, rec, true)

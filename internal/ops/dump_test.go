@@ -12,8 +12,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// If the command has ended on the workers that dump reaches, it may still live on the
-// others.
+// If the command has ended on the workers that dump reaches, it may still run on the others.
 func TestDumpDoesNotTakeTheEndOnSomeWorkersForTheEnd(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, 2)

@@ -1,5 +1,5 @@
-// Package ops does one thing on chosen workers: it runs a command, copies files, opens a
-// shell or writes the stacks of a training.
+// Package ops runs a command, copies files, opens a shell or dumps the stacks of a run on
+// chosen workers.
 //
 // # Decisions
 //
@@ -63,7 +63,7 @@ type ExecSummary struct {
 
 // ExecFolded is a group of workers with something equal.
 type ExecFolded struct {
-	Workers string `json:"workers"` // names of the workers, folded; the bytes are in the first group
+	Workers string `json:"workers"` // names of the workers, folded
 	Count   int    `json:"count"`
 	What    string `json:"what"` // "exit code 3"; for output, its size
 }
@@ -165,8 +165,8 @@ func closeExec(all []*executed) {
 	}
 }
 
-// tee returns a writer to w, to the capture and to the log file. w may be nil. A full disk
-// of the log must not end the command.
+// tee returns a writer to w, to the capture and to the log file. w may be nil. Errors of the
+// log file do not end the command.
 func (e *executed) tee(w io.Writer, c *capture) io.Writer {
 	return stage.WriterFunc(func(p []byte) (int, error) {
 		if c != nil {
@@ -197,7 +197,7 @@ func execAll(ctx context.Context, d Deps, t *workers.Connected, all []*executed,
 
 func execOn(ctx context.Context, d Deps, t *workers.Connected, i int, e *executed, o ExecOptions, stdout, stderr io.Writer) {
 	begin := d.Clock.Now()
-	// One writer at a time: both write to one log file.
+	// Stdout and stderr write to one log file.
 	var turn sync.Mutex
 	locked := func(w io.Writer) io.Writer {
 		return stage.WriterFunc(func(p []byte) (int, error) {
@@ -361,8 +361,8 @@ func endingsText(all []*executed) string {
 	return strings.Join(parts, "; ")
 }
 
-// outText formats the outputs for people. The output of most workers comes first. Of each
-// other output, it shows only the differences if these are shorter.
+// outText formats the outputs for people. The output of most workers comes first. For another
+// output it shows only the differences from the first one, if these are shorter.
 func outText(groups [][]*executed, of func(*executed) *capture) string {
 	if len(groups) == 1 && of(groups[0][0]).size == 0 {
 		return ""

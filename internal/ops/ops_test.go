@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A rack is slice "t", whose workers are directories of this machine.
+// A rack is slice "t". Its workers are directories of this machine.
 type rack struct {
 	Deps
 	said *testkit.Recorder
@@ -201,8 +201,7 @@ func TestWhereFilesOfWorkersGo(t *testing.T) {
 	}
 }
 
-// A login goes to exactly one worker. Without a terminal, it runs a command and gives it
-// the input.
+// A login goes to exactly one worker. Without a terminal, the command gets the input.
 func TestALoginIsToOneWorker(t *testing.T) {
 	t.Parallel()
 	r := newRack(t, 2)
