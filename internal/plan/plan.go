@@ -1,5 +1,5 @@
-// Package plan describes what a command would do, as a dry run shows it: one document, as
-// JSON and as text for people.
+// Package plan has the document of a dry run, which says what a command would do. The document
+// is JSON or text for people.
 package plan
 
 import (
@@ -21,8 +21,8 @@ import (
 // meaning or goes away.
 const Version = 1
 
-// A Plan says what a command would do, in the order of its fields. Secrets are masked.
-// String returns it for people.
+// A Plan says what a command would do, in the order of the fields. Secrets are masked. String
+// returns the plan for people.
 type Plan struct {
 	Version int    `json:"version"`
 	Command string `json:"command"` // "run", "job" or "job --detach"
@@ -34,8 +34,8 @@ type Plan struct {
 	Network  *network.Plan   `json:"network,omitempty"` // from --network-create
 	Resource *ResourceChange `json:"queued_resource,omitempty"`
 
-	// MayDelete says whether the workers may delete the queued resource if no runner does.
-	// It is absent if no worker has to.
+	// MayDelete says whether the workers have the right to delete the queued resource without a
+	// runner. It is absent if no worker has to delete it.
 	MayDelete *announce.DeletionRight `json:"workers_may_delete,omitempty"`
 
 	Upload *Upload        `json:"upload,omitempty"` // for a job without runner
@@ -236,8 +236,8 @@ type CostPlan struct {
 var ErrNotRefused = fault.New(fault.Internal, "a dry run had clients that change something")
 
 // ChangeOf describes what a job does with its resource in a zone. refused is the error with
-// which the provider of a dry run refuses the request, and which has the request. It is nil
-// if there was none.
+// which the provider of a dry run refuses the request. The error contains the request. refused
+// is nil if nothing was requested.
 func ChangeOf(cloud provision.Provider, zone, do string, res provision.Resource, request provision.Request, refused *gcp.ReadOnlyError) *ResourceChange {
 	c := &ResourceChange{ID: request.ID, Do: do, State: res.State, Tier: string(request.Asks()), Name: provision.NameOf(cloud, request.ID)}
 	if res.State != "" && len(res.Nodes) > 0 {

@@ -358,7 +358,7 @@ func (p Plan) tellRest(t *planText) {
 	p.tellEnd(t)
 }
 
-// tellTime says when the slices go, whatever this command does.
+// tellTime says when the slices are deleted or taken away independently of this command.
 func (p Plan) tellTime(t *planText) {
 	l := p.Limits
 	if l.TTL > 0 {
@@ -478,10 +478,10 @@ func (p Plan) tellRequest(t *planText) {
 	}
 }
 
-// A text of the request is shown whole if it has at most longest bytes.
+// longest is the size of the longest text of the request that is shown whole, in bytes.
 const longest = 400
 
-// shortened replaces the long texts in a JSON value, and sets cut if there were any.
+// shortened replaces long texts in a JSON value. It sets cut if there were any.
 func shortened(v any, cut *bool) any {
 	switch v := v.(type) {
 	case map[string]any:
