@@ -3,8 +3,7 @@
 //
 // # Decisions
 //
-//   - Each command has a WebSocket of its own. There is no shared connection that could
-//     break, so Silence looks at the running commands. A command without output gets pings,
+//   - Each command has a WebSocket of its own, so Silence looks at the running commands. A command without output gets pings,
 //     because front ends cut streams without traffic.
 //   - A Conn never changes to another pod. If its pod has gone, so have the pod's files and
 //     processes, and every later command fails at StageDial. A Dialer that dials again
@@ -40,7 +39,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Cluster is what this package needs of a Kubernetes API server.
+// Cluster has the calls of a Kubernetes API server that this package needs.
 type Cluster interface {
 	// Pod returns a pod. If there is none, kube.NotFound is true for the error.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
@@ -66,8 +65,8 @@ func (c cluster) Alive(ctx context.Context) error {
 	return err
 }
 
-// A Dialer reaches the workers of slices that are pods: tpu.Worker.Name is the name of the
-// pod. It implements remote.Dialer.
+// A Dialer connects to workers that are pods. tpu.Worker.Name is the name of the pod. It
+// implements remote.Dialer.
 type Dialer struct {
 	Cluster   Cluster
 	Namespace string // namespace of the pods
@@ -76,13 +75,13 @@ type Dialer struct {
 	KeepAlive time.Duration
 	Clock     remote.Clock
 
-	// Renew is a bash command without output with which a pod learns that it is in use; "":
-	// none. It runs before each command, and every RenewEvery while a Dialed is open.
+	// Renew is a bash command without output that marks a pod as used; "" means none. It runs
+	// before each command, and every RenewEvery while a remote.Dialed is open.
 	Renew      string
 	RenewEvery time.Duration
 }
 
-// KeepAlive is a good pause between two pings of a stream. Front ends cut streams that are
+// KeepAlive is the usual pause between two pings of a stream. Front ends cut streams that are
 // idle for minutes.
 const KeepAlive = 15 * time.Second
 
@@ -132,8 +131,8 @@ func (d *Dialer) Dial(ctx context.Context, r remote.Request) (*remote.Dialed, er
 	return dialed, nil
 }
 
-// renew lets the pods know that they are in use, until ctx ends. If it fails for a
-// pod, it tries again in the next round: a pod waits for many rounds before it ends.
+// renew runs Renew in all pods every RenewEvery until ctx ends. It ignores failures, because a
+// pod stays for many rounds without use.
 func (d *Dialer) renew(ctx context.Context, conns []*Conn) {
 	for {
 		select {
@@ -149,7 +148,7 @@ func (d *Dialer) renew(ctx context.Context, conns []*Conn) {
 	}
 }
 
-// renewLimit is how long one sign of use may take.
+// renewLimit is how long one run of Renew may take.
 const renewLimit = 30 * time.Second
 
 func (c *Conn) renew(ctx context.Context) {
@@ -198,7 +197,7 @@ type Conn struct {
 
 	mu       sync.Mutex
 	closed   bool
-	broken   bool      // nothing has worked since a session was lost
+	broken   bool      // a session was lost, and no command has worked since
 	heard    time.Time // when the pod last sent something
 	sessions map[*session]bool
 }
@@ -228,7 +227,7 @@ func (c *Conn) Close() {
 	c.running.Wait()
 }
 
-// begin starts to close the connection.
+// begin refuses new commands and ends the running ones with cause.
 func (c *Conn) begin(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,7 +296,7 @@ func stateOf(pod *corev1.Pod, container string) error {
 	return &stateError{pod.Name, "does not run yet", false}
 }
 
-// look reads the state of the pod.
+// look reads the pod. It returns why the pod cannot run a command, or nil.
 func (c *Conn) look(ctx context.Context) error {
 	pod, err := c.dialer.Cluster.Pod(ctx, c.dialer.Namespace, c.pod)
 	switch {

@@ -168,8 +168,8 @@ func TestPodComes(t *testing.T) {
 	testkit.Must(t, <-came)
 }
 
-// TestPodGoes: if a pod has gone, its command is not started, and fails at once. That is a
-// loss of contact, and no refusal of the command.
+// TestPodGoes: a command for a pod that has gone fails at once, with the error of a lost
+// worker.
 func TestPodGoes(t *testing.T) {
 	s := newServer(t)
 	c := s.connect(t, false)
@@ -181,7 +181,7 @@ func TestPodGoes(t *testing.T) {
 	}
 }
 
-// TestAwayForAWhile: a command waits for an API server that is away, and starts once.
+// TestAwayForAWhile: a command waits while the API server is away, and is started only once.
 func TestAwayForAWhile(t *testing.T) {
 	s := newServer(t)
 	c := s.connect(t, false)
@@ -222,8 +222,8 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-// TestSilentServer: the commands of a server that answers no ping are lost, unless a
-// command does not read its input.
+// TestSilentServer: if the server answers no ping, its commands are lost. A command that does
+// not read its input is not lost.
 func TestSilentServer(t *testing.T) {
 	const often = 50 * time.Millisecond
 	t.Run("without a word", func(t *testing.T) {
@@ -283,7 +283,7 @@ func (slow) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestRenew: a pod sees each command, and a connection that is only open.
+// TestRenew: each command and each open connection mark a pod as used.
 func TestRenew(t *testing.T) {
 	s := newServer(t)
 	d := s.dialer(time.Minute)

@@ -27,7 +27,7 @@ import (
 	"multihost/internal/testkit/localworker"
 )
 
-// A server is an API server whose only pod is a process worker.
+// A server is an API server with one pod, whose commands are processes of this machine.
 type server struct {
 	t      *testing.T
 	worker *localworker.Worker

@@ -64,12 +64,11 @@ func (c *Conn) open(ctx context.Context, s *session, r kube.ExecRequest) error {
 // ends refuse long addresses, which need up to three bytes for one byte of the line.
 const longLine = 2 << 10
 
-// argv returns the program and arguments that run a command line in the home of the login.
-// ahead is the input that must come before the command's own input. renew runs first, see
-// Dialer.
+// argv returns the program and arguments that run a command line in the home directory. ahead
+// is input to send before the command's own input. renew is Dialer.Renew and runs first.
 func argv(cmd remote.Cmd, renew string) (argv []string, ahead string) {
 	var setup strings.Builder
-	setup.WriteString("cd >/dev/null 2>&1; ") // on the command's line, so that the command's errors have the right line numbers
+	setup.WriteString("cd >/dev/null 2>&1; ") // no newline, so that line numbers in the command's errors are right
 	if renew != "" {
 		setup.WriteString(renew + "; ")
 	}
@@ -143,8 +142,8 @@ func (s *session) begin(ctx context.Context) error {
 	return nil
 }
 
-// noContainer is in the answer of a node whose container has ended. The API server may show
-// it as running for a moment longer. That is a loss, and no refusal of the command.
+// noContainer is in a node's answer if the container has ended. The API server may show the
+// container as running for a moment longer. The error counts as the loss of the worker.
 const noContainer = "container not found"
 
 // serve receives output until the command has ended.
@@ -173,7 +172,7 @@ func (s *session) serve() {
 	}
 }
 
-// forget removes a session that is over from its connection.
+// forget removes an ended session from its connection.
 func (s *session) forget(err error) {
 	c := s.conn
 	c.mu.Lock()
@@ -311,7 +310,7 @@ func (s *session) Wait() (remote.Status, error) {
 	case <-s.aborted:
 	}
 	select {
-	case <-s.done: // both have happened: the end of the command counts
+	case <-s.done: // if the command has ended too, its end counts
 		return s.status, nil
 	default:
 	}
@@ -354,7 +353,7 @@ func (w stdin) Close() error {
 	return w.explain(w.s.stream.CloseInput())
 }
 
-// explain returns why the input takes nothing more.
+// explain returns why the input is closed.
 func (w stdin) explain(err error) error {
 	if err == nil {
 		return nil
