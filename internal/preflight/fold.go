@@ -16,7 +16,7 @@ import (
 //	12/12 settings on s[0-1]w[0-3]
 //	12/12 settings on s0w[0-3],s1w[0-1,3]; rto_min failed on s1w2: Operation not permitted
 //
-// Settings that failed for one reason on one worker share a clause.
+// Settings that failed on one worker for the same reason share a clause.
 //
 // A skipped setting counts as done, because the worker does not have it.
 func Fold(workers []tpu.WorkerID, reports []Report) string {
@@ -65,7 +65,7 @@ func Table(workers []tpu.WorkerID, reports []Report) string {
 	return strings.Join(lines, "\n")
 }
 
-// cell returns value, or a dash for an empty value, because nobody notices an empty cell.
+// cell returns value, or a dash for an empty value.
 func cell(value string) string {
 	if value == "" {
 		return "-"

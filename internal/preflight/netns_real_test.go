@@ -104,7 +104,7 @@ func (r *realWorkers) output(t *testing.T, i int, line string) string {
 	return out.String()
 }
 
-// ended lists the settings that are not as wanted, and with changed also those that were
+// ended lists the settings that are not as wanted. With changed, it also lists those that were
 // written.
 func ended(rep preflight.Report, changed bool) string {
 	var b strings.Builder
@@ -119,8 +119,8 @@ func ended(rep preflight.Report, changed bool) string {
 	return b.String()
 }
 
-// readBack reads every setting as a person would: on a worker, and for the settings of the
-// test's own machine outside.
+// readBack is a script that prints every setting. The test runs it on workers and on its own
+// machine.
 const readBack = `PATH=$PATH:/usr/sbin:/sbin
 sysctl net.ipv4.tcp_slow_start_after_idle net.ipv4.tcp_no_metrics_save net.core.somaxconn net.ipv4.tcp_max_syn_backlog net.ipv4.tcp_mtu_probing net.core.optmem_max
 cat /sys/module/tcp_cubic/parameters/hystart_detect
@@ -145,8 +145,8 @@ const (
 	firstRoute = "default via 10.128.0.1 dev ens8 proto dhcp src 10.128.0.%d metric 100 rto_min lock 5ms\n"
 )
 
-// TestRealKernel applies the settings to workers of the real kernel, each with a story of
-// its own. It reads the settings back and applies them again, and once more after a reboot.
+// TestRealKernel applies the settings to workers on the real kernel. It reads the settings
+// back, applies them again, and once more after a reboot.
 func TestRealKernel(t *testing.T) {
 	stories := []struct {
 		name    string
@@ -268,8 +268,7 @@ default dev ens9 scope link metric 600 rto_min lock 5ms
 	}
 }
 
-// Without the rights, each setting says why it is not as wanted, and the worker stays as it
-// is.
+// Without the rights to change settings, each result says why, and the worker is not changed.
 func TestRealKernelWithoutRights(t *testing.T) {
 	r := startReal(t,
 		worker.Spec{MTU: 8896, Network: "mtu9k", Faults: []worker.Fault{{Kind: worker.NoSudo}}},

@@ -14,7 +14,7 @@ type NUMA string
 
 // The policies.
 const (
-	NUMAAuto      NUMA = "auto"      // bind where that is known to help
+	NUMAAuto      NUMA = "auto"      // bind on generations where that helps
 	NUMABind      NUMA = "bind"      // only memory of node 0
 	NUMAPreferred NUMA = "preferred" // memory of node 0 first, of other nodes when that is full
 	NUMAOff       NUMA = "off"
@@ -31,7 +31,7 @@ func ParseNUMA(text string) (NUMA, error) {
 	return "", fmt.Errorf("parse numa %q: want auto, bind, preferred or off", text)
 }
 
-// A NUMAError is a NUMA policy that a worker cannot follow.
+// A NUMAError reports a NUMA policy that a worker cannot follow.
 type NUMAError struct {
 	Mode   NUMA
 	Reason string

@@ -12,9 +12,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// pod does to a process what a container runtime does. The process gets its own namespaces
-// with an interface of a pod network, read-only /proc/sys and /sys, and only the
-// capabilities that it is given.
+// pod is a script that starts a process as a container runtime does: in namespaces of its own
+// with an interface of a pod network, with read-only /proc/sys and /sys, and with only the
+// given capabilities.
 const pod = `set -e
 mount --make-rprivate /
 ip link set lo up
@@ -27,8 +27,8 @@ mount -t sysfs -o ro sysfs /sys
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
 exec setpriv --inh-caps=-all --bounding-set="$CAPABILITIES" bash "$@"`
 
-// inPod runs the printed script as the first process of a container with some of a
-// runtime's default capabilities and those in more. said is what the script prints.
+// inPod runs the printed script as the first process of a container. The container has some of
+// a runtime's default capabilities and those in more. said is the output of the script.
 func inPod(t *testing.T, more string, words ...string) (said string, status int) {
 	t.Helper()
 	testkit.NeedRoot(t)
@@ -51,9 +51,8 @@ func inPod(t *testing.T, more string, words ...string) (said string, status int)
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// If the container lacks NET_ADMIN, or may not write below /proc/sys and /sys, the script
-// says so, and what to write in the specification. It makes all other settings, with real
-// tools on a real kernel.
+// If the container lacks NET_ADMIN or cannot write below /proc/sys and /sys, the script says
+// this and what to add to the pod's specification. It makes all other settings.
 func TestPodIsToldWhichRightsItLacks(t *testing.T) {
 	const (
 		route   = "preflight: rto_min                    "

@@ -9,9 +9,7 @@
 //
 // # Decisions
 //
-//   - The preflight that multihost prints is the same script, with the table in it. Only
-//     its function result differs: it writes records for the program and words for people.
-//     So a pod runs the script that the tests run.
+//   - The preflight that multihost prints is the same script, with the table in it. Only its function result differs: it writes records for the program, or text for people. So a pod runs the script that the tests run.
 package preflight
 
 import (
@@ -73,8 +71,8 @@ type Options struct {
 	// ExpectMTU is the MTU of the network, or 0 if it is unknown: then the MTU is read but
 	// not judged.
 	ExpectMTU int
-	// BetweenSlices is the MTU that slices which train together need between them, whatever
-	// MTU the network has. It is 0 for one slice, whose gradients use links of their own.
+	// BetweenSlices is the MTU that several slices of one training need between them. It is 0
+	// for one slice, because its chips exchange gradients over their own links.
 	BetweenSlices int
 	// ExpectChips is the number of TPU devices of a worker. 0 means at least one. NoDevices
 	// means that nobody checks them.

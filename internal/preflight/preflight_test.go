@@ -20,9 +20,8 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A host is a worker in a directory. It has kernel files below proc, sys and dev. On its
-// PATH are stand-ins for the tools that would change a machine, and otherwise only what the
-// script needs.
+// A host is a worker in a directory. It has kernel files below proc, sys and dev. Its PATH has
+// stand-ins for the tools that change a machine, and the other tools that the script needs.
 type host struct {
 	t    *testing.T
 	root string
@@ -252,7 +251,7 @@ func TestCheckOnlyReads(t *testing.T) {
 	same(t, "severity with require", rep.Severity(true), Hard)
 }
 
-// Each story changes a new host, and names the outcomes that this changes.
+// Each story changes a new host and names the outcomes that are then not ok.
 func TestStories(t *testing.T) {
 	t.Parallel()
 	twoRoutes := oneRoute + "default via 10.129.0.1 dev ens9 proto dhcp src 10.129.0.5 metric 200"
@@ -506,7 +505,7 @@ func FuzzParse(f *testing.F) {
 
 func records(text []byte, nonce string) []remote.Record {
 	a := remote.Answer{Nonce: nonce}
-	_, _ = a.Write(text) // of a text that is too long, the beginning counts
+	_, _ = a.Write(text) // only the beginning of a long text is used
 	return a.Records()
 }
 

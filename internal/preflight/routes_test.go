@@ -14,12 +14,11 @@ import (
 	"multihost/internal/testkit"
 )
 
-// peers makes three interfaces in a network namespace of its own, gives them the default
-// routes of $ROUTES, and runs $SCRIPT. Meanwhile another process asks, without a pause,
-// which way a packet takes: by each of the first two interfaces, and by any interface.
-// After the ip command number $KILL that changes a route, peers kills the script and all
-// that it started; 0 kills nothing. Then it prints the routes, runs the script to its end,
-// and prints the routes again.
+// peers is a script. It makes three interfaces in a new network namespace, gives them the
+// default routes of $ROUTES, and runs $SCRIPT. Meanwhile another process asks the kernel
+// without a pause which route a packet takes. It asks for each of the first two interfaces, and
+// for any. peers kills $SCRIPT after the ip command number $KILL that changes a route. 0 kills
+// nothing. Then it prints the routes, runs the script to its end, and prints the routes again.
 const peers = `set -e
 ip link set lo up
 for i in 8 9 10; do
@@ -94,10 +93,10 @@ func changePeers(t *testing.T, routes string, kill int) (cut, whole, said, lost 
 	return cut, whole, said, lost
 }
 
-// Default routes of one metric all get rto_min and keep their order and attributes.
-// Wherever the test kills the script, a packet finds a route at every moment, and the next
-// run of the script does the rest. make test tries only the first two rows, and kills the
-// script only after the first step.
+// Default routes of one metric all get rto_min and keep their order and attributes. Also if the
+// script is killed, packets have a route at every moment, and the next run of the script
+// completes the work. make test tries only the first two rows and kills the script only after
+// the first step.
 func TestDefaultRoutesOfOneMetric(t *testing.T) {
 	t.Parallel()
 	const (
