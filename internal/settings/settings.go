@@ -110,7 +110,7 @@ func Apply(ctx context.Context, d Deps, t *workers.Connected, prefix string, o O
 }
 
 // networkMTU returns the MTU that the interfaces of the workers should have, or 0 if the
-// network cannot be read: that needs a permission which a run does not need.
+// network cannot be read. Reading the network needs a permission that a run does not need.
 func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 	name := t.Slices[0].Network
 	if name == "" || d.Networks == nil {
@@ -123,11 +123,10 @@ func networkMTU(ctx context.Context, d Deps, t *workers.Connected) int {
 // mtuLimit limits the time for reading a network's MTU, which a run does not need.
 const mtuLimit = 20 * time.Second
 
-// WarnOfMTU reads the network of a request for slices. It warns if several slices are
-// requested and the MTU of the network is small, because machines take the MTU when they
-// are made. It returns the MTU that it read for several slices, or 0. If the network does
-// not exist, the error is a *network.MissingError. If it cannot be read, the preflight
-// warns later.
+// WarnOfMTU reads the network of a request for slices. It warns if several slices are requested
+// and the MTU of the network is too small, because machines keep the MTU with which they were
+// made. mtu is the MTU that it read for several slices, or 0. If the network does not exist,
+// the error is a *network.MissingError. If it cannot be read, the preflight warns later.
 func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err error) {
 	if d.Networks == nil {
 		return 0, nil
@@ -151,8 +150,8 @@ func WarnOfMTU(ctx context.Context, d Deps, r provision.Request) (mtu int, err e
 	return mtu, nil
 }
 
-// readNetwork reads a network. Its only error is *network.MissingError: no other is a
-// reason to refuse a request.
+// readNetwork reads a network. It returns only the error *network.MissingError, because other
+// errors are no reason to refuse a request.
 func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), mtuLimit)
 	defer cancel()
@@ -161,7 +160,7 @@ func readNetwork(ctx context.Context, d Deps, name string) (network.Info, error)
 	if errors.As(err, &missing) {
 		return info, missing
 	}
-	if info.MTU == 0 && err != nil { // with an MTU, only the network's rules could not be read
+	if info.MTU == 0 && err != nil { // if the MTU is known, only the firewall rules could not be read
 		event.Notef(d.Sink, event.Debug, "", "MTU of network %s is not known: %v", name, err)
 	}
 	return info, nil
@@ -220,8 +219,8 @@ func optionsFor(d Deps, t *workers.Connected, i int, o Options, mtu int) preflig
 	return opts
 }
 
-// Fatal returns an error that names the settings with which the run cannot work on a
-// worker, or nil.
+// Fatal returns an error with the failed settings that prevent a run on a worker, or nil. With
+// require, every failed setting does.
 func Fatal(rep preflight.Report, require bool) error {
 	if rep.Severity(require) != preflight.Hard {
 		return nil
@@ -257,8 +256,7 @@ func data(ids []tpu.WorkerID, reports []preflight.Report) []WorkerReport {
 	return all
 }
 
-// Applied turns rep, the report of a check, into the report after everything that can be
-// set is set.
+// Applied returns the report expected after an apply. rep is the report of a check.
 func (o Options) Applied(rep preflight.Report) preflight.Report {
 	if o.Check {
 		return rep

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// networks is a stand-in for networks. All have one MTU, or cannot be read.
+// networks is a stand-in for Networks. All networks have the same MTU, or cannot be read.
 type networks struct{ mtu int }
 
 func (n networks) Show(context.Context, string) (network.Info, error) {
