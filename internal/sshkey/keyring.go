@@ -35,9 +35,9 @@ type keyFile struct {
 	err     error
 }
 
-// Offer returns the keys to log in with: those in files, our own, then the other keys of
-// the agent, but no more than sshd accepts. skipped is the error of a file that could not
-// be used.
+// Offer returns the keys to log in with, in this order: those in files, own, the other keys of
+// the agent. It returns no more keys than sshd accepts. skipped is the error of a file that
+// could not be used.
 func (k *Keyring) Offer(files []string, own []ssh.Signer) (keys []ssh.Signer, skipped error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -96,7 +96,7 @@ func (k *Keyring) rest() []ssh.Signer {
 		return k.others
 	}
 	k.gotThem = true
-	// As in ssh, an agent that does not answer counts as none, without a message.
+	// As in ssh, an agent that does not answer is ignored without a message.
 	if held, err := LoadAgent(k.socket, ""); err == nil {
 		k.agents = append(k.agents, held)
 		k.others = held.signers

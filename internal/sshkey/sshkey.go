@@ -1,5 +1,5 @@
-// Package sshkey has the keys with which the user logs in to workers. They are in a file,
-// or an ssh-agent holds them.
+// Package sshkey has the keys with which the user logs in to workers, from a file or an
+// ssh-agent.
 package sshkey
 
 import (
@@ -153,7 +153,7 @@ func newIdentity(path string, key any) (*Identity, error) {
 	return &Identity{signers: []ssh.Signer{signer}}, nil
 }
 
-// Bare drops the path from err, because the caller's error has it.
+// Bare returns err without the path, for callers whose own error has the path.
 func Bare(err error) error {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
@@ -163,9 +163,8 @@ func Bare(err error) error {
 }
 
 // Create makes an ed25519 key at path, with mode 0600, and the public key beside it, at
-// path.pub. It makes a missing directory with mode 0700. Create never replaces a key. If
-// another process makes one at the same time, one key stays, and the later call returns an
-// error that is fs.ErrExist.
+// path.pub. It makes a missing directory with mode 0700. Create never replaces a key. If the
+// key exists, or another process makes one at the same time, the error is fs.ErrExist.
 func Create(path string) (*Identity, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
