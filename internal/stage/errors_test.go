@@ -95,8 +95,8 @@ func TestTextsOfErrors(t *testing.T) {
 	}
 }
 
-// hinted is an error with a hint that holds while the slices exist, and one that holds
-// after that.
+// hinted is an error with one hint for the time while the slices exist, and one for the time
+// after.
 type hinted struct{ whenGone string }
 
 func (hinted) Error() string          { return "it failed" }

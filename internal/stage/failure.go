@@ -24,8 +24,8 @@ const (
 	Refused        Cause = "refused"                // another attempt would fail in the same way: a worker is busy, a disk is full, a key is wrong
 )
 
-// A Failure says that an attempt ended without success, and why. Code that follows a run
-// may stop it with a Failure as the cause.
+// A Failure is why an attempt ended without success. Code that follows a run may cancel its
+// context with a Failure as the cause.
 type Failure struct {
 	Cause Cause
 	Why   string        // one clause: "slice t-1 is PREEMPTED"

@@ -10,22 +10,22 @@ import (
 	"multihost/internal/gcp"
 )
 
-// An Invocation is the typed command while it runs: its output, its clock, and the ways in
-// which the user may leave it. Its status is safe for concurrent use.
+// An Invocation is the running multihost command, with its output, its clock and its Status for
+// the Ctrl-C prompt. The methods for the Status are safe for concurrent use.
 type Invocation struct {
 	Sink  event.Sink
 	Clock gcp.Clock
 
-	// CtrlC is what an interrupt does, for the message about Ctrl-C. "" means what an
-	// Interrupted without an Answer does.
+	// CtrlC is what Ctrl-C does, for the message about it. "" means the effect of an
+	// Interrupted without an Answer.
 	CtrlC Answer
 
 	// Leave is closed when the user wants to leave at once. The command then waits for
 	// nothing more, and reports what may still run or exist.
 	Leave <-chan struct{}
 
-	// Confirm asks the user, who has seen line, whether to request slices. An error means
-	// no. If Confirm is nil, nobody is asked.
+	// Confirm asks the user whether to request slices. The user has seen line, which describes
+	// the request. An error means no. If Confirm is nil, nobody is asked.
 	Confirm func(ctx context.Context, line string) error
 
 	status struct {
@@ -40,7 +40,7 @@ type Status struct {
 	Run      string
 	Running  string    // the workers on which the command runs, folded; "": it does not run
 	Ended    bool      // the command has ended; another attempt may begin
-	Kept     time.Time // until when failed slices are kept for the user to look at; zero: they are not
+	Kept     time.Time // end of the time for which failed slices are kept; zero: they are not kept
 	Ours     bool      // this command has started the run, and would stop it
 	Resource string    // what is deleted when this command ends, in words; "": nothing
 	Delete   string    // what the user types to delete it
@@ -124,7 +124,7 @@ func (v *Invocation) Detached(ctx context.Context, limit time.Duration) (context
 	}
 }
 
-// alongside runs f in a goroutine. end closes f's channel and waits until f has ended.
+// alongside runs f in a goroutine. end closes the channel over and waits until f has returned.
 func alongside(f func(over <-chan struct{})) (end func()) {
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -146,9 +146,10 @@ func (secondSignal) Error() string { return "a second signal ended this command"
 // Is makes errors.Is match context.Canceled.
 func (secondSignal) Is(target error) bool { return target == context.Canceled }
 
-// Persist does work that continues after a first signal and ends at a second one. Once ctx
-// has ended, it says what is being done and what a second signal will leave. hint has the
-// command to type after that. The caller must call over when the work has ended.
+// Persist is for work of the caller that continues after a first signal and ends at a second
+// one. When ctx ends, Persist says what is being done (doing) and what a second signal will
+// leave (left). hint has the command to type after a second signal. The caller must call over
+// when the work has ended.
 func (v *Invocation) Persist(ctx context.Context, doing, left, hint string) (over func()) {
 	say := func() {
 		why := ""
@@ -181,7 +182,7 @@ func (v *Invocation) Age(created time.Time) time.Duration {
 // remindEvery is how often Remind says what the command waits for.
 const remindEvery = time.Minute
 
-// Remind calls f. While f runs, it says every minute what the command waits for.
+// Remind calls f. While f runs, Remind says every minute what the command waits for.
 func (v *Invocation) Remind(what string, f func()) {
 	begin := v.Clock.Now()
 	defer alongside(func(over <-chan struct{}) {

@@ -8,7 +8,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// A user reads a message at least once a minute.
+// During a long wait, Remind emits a message every minute.
 func TestRemindSaysEveryMinuteWhatIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	said := &testkit.Recorder{}

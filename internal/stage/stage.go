@@ -1,6 +1,6 @@
-// Package stage names the steps of a command and times them. It says in which step
-// something has failed, for one worker or for many together. It also has what ends a
-// command early: a failed attempt, or an interrupt by the user.
+// Package stage names the steps of a command and measures their time. Its errors say in which
+// step one or many workers have failed. It also has the causes that end a command early, such
+// as a failed attempt or an interrupt by the user.
 package stage
 
 import (
@@ -31,8 +31,8 @@ type Interrupted struct {
 // An Answer says what an interrupt means.
 type Answer string
 
-// The answers. Without one, SIGHUP detaches, and so does every signal to a command that has
-// not started the run itself. The other signals stop the run.
+// The answers. Without an answer, SIGHUP detaches, and so does every signal to a command that
+// has not started the run itself. Other signals stop the run.
 const (
 	Ask      Answer = "ask"      // never in an Interrupted: the user is asked first
 	Continue Answer = "continue" // never in an Interrupted: nothing happens
@@ -40,8 +40,8 @@ const (
 	Detach   Answer = "detach"   // leave the command running, with what was created for it
 )
 
-// Detaches reports whether to leave the run running. ours says that this command has
-// started it.
+// Detaches reports whether to leave the run running. ours says whether this command has started
+// the run.
 func (e *Interrupted) Detaches(ours bool) bool {
 	if e.Answer != "" {
 		return e.Answer == Detach
@@ -128,8 +128,8 @@ func NoRun(text, advice string) *Error { return &Error{Stage: Discover, Text: te
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Fault returns the kind of the error. An error of the command line or of a setting keeps
-// its kind at any stage. A stage without a kind of its own has that of the cause.
+// Fault returns the kind of the error. An error of the command line or of a setting keeps its
+// kind in any stage. Otherwise the stage decides, or the cause if the stage has no kind.
 func (e *Error) Fault() fault.Kind {
 	cause := gcp.FaultOf(e.Err)
 	if cause == fault.Usage || cause == fault.Configuration {
@@ -148,8 +148,7 @@ func (e *Error) Fault() fault.Kind {
 	return known(cause)
 }
 
-// known returns kind, or fault.Unavailable if kind does not say what failed: a run depends
-// on workers and APIs.
+// known returns kind, or fault.Unavailable if kind says nothing about the failure.
 func known(kind fault.Kind) fault.Kind {
 	if kind == fault.Unknown || kind == fault.Internal {
 		return fault.Unavailable
@@ -169,12 +168,11 @@ func (e *Error) Hint() string {
 	return ""
 }
 
-// settled is an error with advice that no longer holds, because the slices were deleted
-// since.
+// settled is an error whose advice no longer holds, because the slices have been deleted since.
 type settled struct{ error }
 
-// WithoutSlices returns err without the advice that needs slices, because the slices were
-// deleted since.
+// WithoutSlices returns err without advice that needs the slices. Use it after the slices have
+// been deleted.
 func WithoutSlices(err error) error { return settled{err} }
 
 func (e settled) Unwrap() error { return e.error }
@@ -215,16 +213,16 @@ func WorkersError(stage Stage, ids []tpu.WorkerID, errs []error) error {
 	}
 }
 
-// failureGroup holds the workers that failed because of one cause. If there are many
-// causes, the last group holds all other workers, and its cause says that.
+// failureGroup holds workers that failed with the same cause. If there are many causes, the
+// last group holds all other workers, and its cause says this.
 type failureGroup struct {
 	Cause   string
 	First   error
 	Workers []tpu.WorkerID
 }
 
-// String returns the cause, for a single worker with what is about this worker only, such
-// as the address.
+// String returns the cause. For a single worker, it includes details of this worker, such as
+// the address.
 func (g failureGroup) String() string {
 	if len(g.Workers) == 1 {
 		return strings.TrimPrefix(g.First.Error(), g.Workers[0].String()+": ")
@@ -233,8 +231,7 @@ func (g failureGroup) String() string {
 }
 
 // GroupErrors groups the workers by the cause of their failure, in the order in which the
-// causes first occur. It returns few groups, however many causes there are (see
-// tpu.GroupAlike).
+// causes first occur. The number of groups is limited (see tpu.GroupAlike).
 func GroupErrors(ids []tpu.WorkerID, errs []error) []failureGroup {
 	causes := make([]string, len(errs))
 	for i, err := range errs {
@@ -281,9 +278,9 @@ func (e *manyError) Error() string { return e.text }
 
 func (e *manyError) Unwrap() []error { return e.each }
 
-// CauseText returns the error without what differs between workers, so that equal causes
-// have equal texts. An error in which more differs than the worker's name has a method
-// Cause() string for that text.
+// CauseText returns the text of err without the worker's name, so that equal causes have equal
+// texts. If other details differ between workers too, the error has a method Cause() string
+// that returns the text without them.
 func CauseText(err error, id tpu.WorkerID) string {
 	text := err.Error()
 	var cause interface {
@@ -327,8 +324,8 @@ const DiskCure = "free some space on the worker: df -h ~ /tmp shows where, and d
 // whether it was mounted read-only.
 const readOnlyCure = "on the worker, findmnt -T ~ shows how it is mounted; if the kernel made it read-only because of errors of the disk (sudo dmesg | grep -iE 'i/o error|remounting'), reboot the worker or recreate the slice"
 
-// Cure returns advice about problems of a worker's system that may occur in any stage, or
-// "". It recognizes them by the system's own words, whichever script reported them.
+// Cure returns advice about a problem of a worker's system that may occur in any stage, or "".
+// It recognizes the problem by the system's error text.
 func Cure(text string) string {
 	const mend = "let the login use sudo without a password on the worker, as members of google-sudoers may on a TPU VM, or use one that may: --user=NAME"
 	if strings.Contains(text, "(a container may write there only") { // the text has this advice already
@@ -365,7 +362,7 @@ func (w *Stopwatch) Span(name string, f func() error) error {
 	return err
 }
 
-// Add adds elapsed to the time of a phase: several attempts go through the same phases.
+// Add adds elapsed to the time of a phase. Several attempts run the same phases.
 func (w *Stopwatch) Add(name string, elapsed time.Duration) {
 	for i := range w.Times {
 		if w.Times[i].Name == name {
@@ -402,7 +399,7 @@ func Sleep(ctx context.Context, clock gcp.Clock, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// Is reports whether err is, or wraps, an Error of that stage.
+// Is reports whether err is or wraps an Error of that stage.
 func Is(err error, stage Stage) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Stage == stage
@@ -411,7 +408,7 @@ func Is(err error, stage Stage) bool {
 // ErrStarting says that another runner of the job is starting the command at this moment.
 var ErrStarting = fault.New(fault.Unavailable, "another runner starts it at this moment")
 
-// InterruptedOr returns the cause for which ctx has ended, or err if it has not.
+// InterruptedOr returns the cause of ctx if ctx has ended, and otherwise err.
 func InterruptedOr(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

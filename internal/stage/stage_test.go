@@ -31,8 +31,7 @@ func TestEqualFailuresOfWorkersAreOneClause(t *testing.T) {
 	}
 }
 
-// TestErrorsOfTheEngineAreFolded: equal causes are folded although name, address and number
-// of tries differ between workers.
+// Equal causes are folded, although name, address and number of tries differ between workers.
 func TestErrorsOfTheEngineAreFolded(t *testing.T) {
 	all := testkit.WorkerIDs(1, 4)
 	refused := func(i int) error {
