@@ -15,9 +15,9 @@ import (
 	"multihost/internal/teardown"
 )
 
-// lookBack decides about a run of this name in the bucket. The run continues if its slices
-// have gone, or were never created, before it ended. lookBack returns an error if the run
-// has ended, is still active, belongs to another user, or was started with other options.
+// lookBack looks for a run of this name in the bucket. If the run has not ended and its slices
+// have gone or were never created, this start continues it. lookBack returns an error if the
+// run has ended, is still active, belongs to another user, or was started with other options.
 func (r *departure) lookBack(ctx context.Context, request provision.Request) error {
 	was, err := r.bucket.Earlier(ctx, r.job.Run)
 	if was == nil || err != nil {
@@ -61,7 +61,7 @@ func (r *departure) lookBack(ctx context.Context, request provision.Request) err
 	return nil
 }
 
-// loss says what happened to the slices of the earlier start.
+// loss returns what happened to the slices of the earlier start, in words.
 func (r *departure) loss() string {
 	if r.lost.State == "" {
 		return fmt.Sprintf("%s is gone", provision.NameOf(r.Cloud, r.job.Resource))
@@ -69,9 +69,9 @@ func (r *departure) loss() string {
 	return fmt.Sprintf("%s is %s", provision.NameOf(r.Cloud, r.lost.ID), r.lost.State)
 }
 
-// differs names the flags in which an earlier run of this name differs from the requested
-// one. A run may continue in another tier or network, with another time to live and other
-// code. Everything on which its checkpoint depends must be the same.
+// differs names the flags in which the earlier run differs from the requested one. A run may
+// continue in another tier or network, with another time to live and other code. Everything
+// that its checkpoint depends on must be the same.
 func (r *departure) differs(was detach.Description) (diffs []string) {
 	text := func(flag, has, asked string) {
 		if has != asked {
@@ -100,9 +100,8 @@ func (r *departure) differs(was detach.Description) (diffs []string) {
 	return diffs
 }
 
-// clear deletes what is left of an earlier start: its dead queued resource, and objects
-// that would mislead the workers of this start. It stops with an error if a third start has
-// become the current one.
+// clear deletes the dead queued resource of an earlier start, and objects that would mislead
+// the workers of this start. It returns an error if another start has become the current one.
 func (r *departure) clear(ctx context.Context) error {
 	if r.earlier == nil {
 		return nil
@@ -125,8 +124,8 @@ func (r *departure) clear(ctx context.Context) error {
 	return r.overtaken(r.bucket.Renew(ctx, r.job, r.desc.Attempt))
 }
 
-// overtaken turns err into advice if it says that another start of the run is the current
-// one.
+// overtaken returns err, or an error with advice if err means that another start of the run is
+// the current one.
 func (r *departure) overtaken(err error) error {
 	var other *detach.ExistsError
 	if !errors.As(err, &other) {

@@ -57,8 +57,8 @@ func noAgent(t *testing.T) program.Set {
 	return program.In(files)
 }
 
-// A place is a cloud without workers in which users type a job without runner on several
-// machines. It exists in a bubble of package synctest.
+// A place is a simulated cloud without workers. Users start a job without runner there from
+// several machines. It needs a bubble of package synctest.
 type place struct {
 	t      *testing.T
 	server *sim.Server
@@ -68,7 +68,7 @@ type place struct {
 	bucket string
 }
 
-// inPlace plays a story in a place of its own.
+// inPlace runs story as a subtest with a new place.
 func inPlace(t *testing.T, name string, story func(p *place)) {
 	t.Run(name, func(t *testing.T) {
 		dir := t.TempDir()
@@ -84,8 +84,8 @@ func inPlace(t *testing.T, name string, story func(p *place)) {
 	})
 }
 
-// A machine is one on which a user types the job. It counts its changes in the cloud, and
-// may pause before one of them or die after one.
+// A machine is a user's machine that starts the job. It counts its changes in the cloud. It may
+// pause before one of them or die after one.
 type machine struct {
 	submit.Deps
 	place   *place
@@ -181,7 +181,7 @@ func (p *place) object(name string) string {
 	return ""
 }
 
-// begun lets a worker report that it runs the first attempt.
+// begun writes the report of a worker that it runs the first attempt.
 func (p *place) begun() { p.put("workers/s0w0", "phase=running\nattempt=1\n") }
 
 // state returns the later state of the queued resource, or "" if there is none.
@@ -297,8 +297,8 @@ func oneAtATime(t *testing.T) {
 	}
 }
 
-// before lists the states that a typed job can find, each with the number of the next
-// attempt and the number of changes.
+// before lists states of the cloud before a job is started. Each has the number of the next
+// attempt and the number of changes that the start makes.
 var before = []struct {
 	name    string
 	make    func(p *place)
@@ -408,8 +408,8 @@ func TestOfTwoWhoTypeAJobOneStartsIt(t *testing.T) {
 	}
 }
 
-// A job that is typed again is refused, with the reason, unless it is the same job and has
-// lost its slices.
+// A job that the user starts again is refused with the reason, unless it is the same job and
+// has lost its slices.
 func TestWhatIsTypedAgainIsRefusedUnlessItHasLostItsSlices(t *testing.T) {
 	oneAtATime(t)
 	end := func(p *place, w int, code, reason string) {

@@ -3,14 +3,9 @@
 //
 // # Decisions
 //
-//   - Each start of a job has its own files in the bucket. A start first uploads them. Next
-//     it writes run.json, if that still has the generation that was read. Then it deletes
-//     what is dead and writes the number of the attempt. The request for slices comes last.
+//   - Each start of a job has its own files in the bucket. A start first uploads them. Next it writes run.json, if run.json still has the generation that was read. Then it deletes the remains of earlier starts and writes the number of the attempt. The request for slices comes last.
 //     If the runner dies in between, the next start can continue with what exists.
-//   - Starts have no lock, because the owner of a lock might be dead. Of two starts, the
-//     later one takes over. A step of a start takes effect only if nobody has changed what
-//     the start has read. So the steps of the earlier start fail after the later one has
-//     made a change. Its request for slices is refused, too, because the metadata of
+//   - Starts have no lock, because the owner of a lock might be dead. Of two starts, the later one takes over. A step of a start takes effect only if the objects that it has read are unchanged. So the earlier start fails after the later one has made a change. Its request for slices is refused, too, because the metadata of
 //     existing slices names the other start.
 package submit
 
@@ -70,11 +65,11 @@ type DetachOptions struct {
 	CloudLogging bool
 }
 
-// Detach starts a job that no longer needs this machine. It puts what the workers need into
-// the bucket and requests the slices. If a run of that name has lost its slices, the run
-// continues with the next attempt. If Detach returns without error, the queued resource
-// exists, and the workers do the rest. After an error, neither the queued resource nor
-// anything of this start in the bucket is left, or Detach reports what is.
+// Detach starts a job without runner. It uploads the files for the workers to the bucket and
+// requests the slices. If a run of that name has lost its slices, the run continues with the
+// next attempt. If Detach returns without error, the queued resource exists, and the workers do
+// the rest. After an error, Detach has removed the queued resource and the files of this start,
+// or reports what is left.
 func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (stage.Outcome, error) {
 	r, err := prepareDetached(ctx, d, o, do)
 	if err != nil {
@@ -105,8 +100,8 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	if err := r.clear(ctx); err != nil {
 		return stage.Outcome{}, err
 	}
-	// If this process is killed before the answer arrives, the user can still find the run
-	// by its name.
+	// Save the record first. If this process is killed before the answer arrives, the user can
+	// still find the run by its name.
 	forget, err := r.record().SaveAhead(d.StateDir)
 	if err != nil {
 		event.Notef(d.Sink, event.Warn, "", "the record of the job cannot be kept: %v", err)
@@ -122,8 +117,7 @@ func Detach(ctx context.Context, d Deps, o job.JobOptions, do DetachOptions) (st
 	return stage.Outcome{Started: true, Detached: true}, nil
 }
 
-// A departure is the start of a job without runner: what it will put into the bucket and
-// request.
+// A departure is one start of a job without runner. It has everything to upload and to request.
 type departure struct {
 	*attempt.Run
 	bucket *detach.Bucket
@@ -132,7 +126,7 @@ type departure struct {
 	kit    map[string][]byte
 
 	earlier *detach.Earlier    // the run to continue; nil: there is no run of this name
-	lost    provision.Resource // the rest of the queued resource of the earlier run
+	lost    provision.Resource // what is left of the earlier run's queued resource
 }
 
 // prepareDetached makes everything that the start of a job without runner needs. It changes
@@ -283,8 +277,8 @@ func (r *departure) put(ctx context.Context) error {
 	return r.overtaken(r.bucket.Create(ctx, &r.job, r.desc, r.kit, write, r.earlier))
 }
 
-// request requests the slices. If that fails, the bucket is as it was before, or request
-// reports what is left. left says that the queued resource may still exist.
+// request requests the slices. If that fails, it removes the files of this start from the
+// bucket, or reports what is left. left is true if the queued resource may still exist.
 func (r *departure) request(ctx context.Context, request provision.Request) (left bool, err error) {
 	id := request.ID
 	err = r.Watch.Phase("request", func() (string, error) {
@@ -340,7 +334,7 @@ func (r *departure) withMetadata(request provision.Request) provision.Request {
 }
 
 // sayBounds tells the user, before the request, what may take the slices away before the
-// command ends, because workers cannot request others.
+// command ends. Workers cannot request new slices.
 func sayBounds(d Deps, o provision.Request) {
 	const again = "type the same multihost job --detach again then: the run goes on as its next attempt, from the command's own checkpoint"
 	if o.Asks().Reclaimable() {
@@ -365,9 +359,9 @@ func sayDetached(d Deps, bucket *detach.Bucket, j detach.Job) {
 	}
 }
 
-// warnOfCopies warns if the bucket keeps copies of overwritten objects: a log that grows
-// for a month would be stored ten thousand times. A user without the right to read that
-// setting gets no warning.
+// warnOfCopies warns if the bucket keeps copies of overwritten objects. A log that grows for a
+// month would be stored ten thousand times. Without permission to read the bucket's settings,
+// there is no warning.
 func warnOfCopies(ctx context.Context, d Deps, bucket *detach.Bucket) {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), workers.WarnLimit)
 	defer cancel()
