@@ -1,6 +1,6 @@
 // Package teardown deletes the slices of a job at its end, or says why they stay and how to
-// delete them. It decides by what the cloud says at that moment. It deletes nothing that
-// the job did not make.
+// delete them. It reads the state of the slices before it decides. It deletes nothing that the
+// job did not make.
 //
 // # Decisions
 //
@@ -42,7 +42,7 @@ const (
 	glance = time.Minute
 )
 
-// A Job is a job at its end, with what its slices need.
+// A Job is a job that ends, with the callbacks and settings that decide about its slices.
 type Job struct {
 	*workers.Reach
 	ID, Run string // ID of the queued resource; Run: the run whose label it has
@@ -50,19 +50,19 @@ type Job struct {
 	Lease   time.Duration // --lease
 	Used    []tpu.Slice   // slices of the last attempt, for their price
 
-	// Leaves is for a runner that has started nothing and ends with err. It says why the
-	// runner must not delete the resource, or returns "".
+	// Leaves is called if the runner has started nothing and ends with err. It returns why the
+	// runner must not delete the resource, or "".
 	Leaves func(ctx context.Context, life provision.Life, err error) string
-	// Taken says why the slices must stay because another runner's command uses them, or
-	// returns "".
+	// Taken returns a reason if another runner's command uses the slices, so that they must
+	// stay, and otherwise "".
 	Taken func(ctx context.Context) string
 	// Remade reports whether the job's own resource is gone and another command has made
 	// res, with the same name.
 	Remade func(res provision.Resource) bool
-	// WhoDeletes says what the workers do about slices that are left, or returns "" if
+	// WhoDeletes says what the workers do with slices that stay, or returns "" if they do
 	// nothing.
 	WhoDeletes func() string
-	// Last is called before the deletion, with the resource as it is then.
+	// Last is called directly before the deletion, with the present resource.
 	Last func(res provision.Resource)
 }
 
@@ -91,15 +91,15 @@ func (j *Job) End(ctx context.Context, out stage.Outcome, runErr error) (stage.O
 	if err := j.delete(ctx); err != nil {
 		return out, errors.Join(runErr, err)
 	}
-	var secret *launch.SecretError // the cause is in the project, not in the slices
+	var secret *launch.SecretError // the cause is in the project, so keeping the slices would not help
 	if runErr != nil && !out.Started && !errors.As(runErr, &secret) {
 		runErr = stage.WithoutSlices(runErr)
 	}
 	return out, runErr
 }
 
-// sweep deletes what is left of a resource whose slices somebody else has deleted. That
-// costs nothing, so the job does not wait long.
+// sweep deletes the remaining parts of a resource whose slices somebody else has deleted. The
+// parts cost nothing, so the job does not wait long.
 func (j *Job) sweep(ctx context.Context) {
 	p, ok := provision.As[provision.Sweeper](j.Cloud)
 	if !ok {
@@ -143,8 +143,8 @@ func (j *Job) stays(ctx context.Context, res provision.Resource, out stage.Outco
 		sayStays(j.Reach, res, hint, fmt.Sprintf("%s stays (%s), %s%s", j.name(), why, res.Standing(), does))
 		return true
 	}
-	// If nothing was started, Leaves has just looked. If failed slices were kept for a
-	// time, that was too long ago.
+	// If nothing was started, Leaves was asked a moment ago. If failed slices were kept for a
+	// time since, ask again.
 	looked := runErr != nil && !out.Started && (!j.Keeping.OnFailure || j.Keeping.For == 0)
 	if looked || Chosen(runErr) {
 		return false
@@ -185,7 +185,7 @@ func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
 // look reads the resource. It waits while a login has expired or the API is unavailable,
 // because nobody else deletes what is billed.
 func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
-	if ctx.Err() == nil { // otherwise delete says it, if necessary
+	if ctx.Err() == nil { // after ctx has ended, delete reports the error
 		defer j.Persist(ctx, "the state of "+j.name()+" is being read, to delete it", "if it exists, it stays and is billed", "then "+Hint(j.Reach, j.ID))()
 	}
 	ctx, cancel := j.Detached(ctx, patience)
@@ -197,8 +197,7 @@ func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
 	return res, err
 }
 
-// Chosen reports whether somebody chose this end: the user or the time to live ends the
-// command, even if it still runs.
+// Chosen reports whether the user or the time to live has ended the command.
 func Chosen(err error) bool {
 	var in *stage.Interrupted
 	return errors.As(err, &in) && in.Answer == stage.Stop || errors.Is(err, stage.ErrExpired)
@@ -224,9 +223,9 @@ func leftRunning(out stage.Outcome, err error) bool {
 
 // delete deletes the queued resource, and says what is billed afterwards.
 func (j *Job) delete(ctx context.Context) error {
-	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // the user has nothing left to decide
-	// Limit limits the deletion itself. The context's limit is for the case that Limit
-	// fails.
+	j.SetStatus(func(s *stage.Status) { s.Resource = "" }) // Ctrl-C has nothing left to ask about
+	// The provider keeps to Limit. The limit of the context is larger, for a provider that does
+	// not.
 	defer j.Persist(ctx, j.name()+" is being deleted", "what is not deleted by then may stay, and is billed", "then "+Hint(j.Reach, j.ID))()
 	cleanup, cancel := j.Detached(ctx, Limit+time.Minute)
 	defer cancel()
@@ -255,9 +254,8 @@ type Keeping struct {
 	For       time.Duration // with OnFailure: how long they stay; 0: until the user deletes them
 }
 
-// decide says why the slices stay, or returns "" if they must be deleted. If hold is true,
-// failed slices are first kept for a limited time. done says that this command must end
-// now.
+// decide returns why the slices stay, or "" if they must be deleted. If hold is true, failed
+// slices are first kept for a limited time. done is true if this command must end now.
 func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string, hold bool) {
 	var in *stage.Interrupted
 	switch {
@@ -273,7 +271,7 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 		return in.Error() + ", the run goes on", false
 	case errors.As(runErr, &in) && in.Detaches(true):
 		return in.Error() + ": the same command goes on with it", false
-	case in != nil: // a stop is no failure to look into
+	case in != nil: // after a stop there is no failure to examine
 		return "", false
 	case !k.OnFailure || runErr == nil && out.Code == 0:
 		return "", false
@@ -283,8 +281,8 @@ func (k Keeping) decide(out stage.Outcome, runErr error, done bool) (why string,
 	return "", !done
 }
 
-// hold keeps failed slices for the user to look at. It returns why they should stay longer,
-// or "" if they must be deleted. An interrupt ends the wait.
+// hold keeps failed slices for a while, so that the user can examine them. It returns why they
+// should stay longer, or "" if they must be deleted. An interrupt ends the wait.
 func (j *Job) hold(ctx context.Context) string {
 	until := j.Clock.Now().Add(j.Keeping.For)
 	cost := ""

@@ -25,8 +25,8 @@ var (
 	errNo   = &gcp.Error{What: "call the API", Class: gcp.Permission}
 )
 
-// A cloud has one resource. Each call returns the next prepared error, and after the last
-// one none.
+// A cloud is a provider of one resource. Each call returns the next prepared error. After the
+// last one, calls succeed.
 type cloud struct {
 	provision.Provider
 	life    provision.Life
