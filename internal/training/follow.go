@@ -11,8 +11,8 @@ import (
 	"multihost/internal/stage"
 )
 
-// followPace is how often log files are read. followQuiet is how long they may stand still
-// before that is reported.
+// followPace is how often log files are read. followQuiet is how long they may stay unchanged
+// before Follow reports it.
 const (
 	followPace  = time.Second
 	followQuiet = 30 * time.Second

@@ -26,7 +26,7 @@ import (
 
 // TrainingOptions say how to read the logs of a run.
 type TrainingOptions struct {
-	LogDir  string           // directory of logs without a record; the name of the run may then be anything
+	LogDir  string           // directory of logs without a record; the name of the run is then not used
 	Type    string           // accelerator type of a slice, for MFU; "": that of the record
 	Pattern *metrics.Pattern // nil: MaxText's step lines
 	Skip    int              // see metrics.Options
@@ -76,7 +76,8 @@ func (l *ReadLog) Offset() int64 {
 	return l.at
 }
 
-// take reads p, the bytes of the log from offset on. It skips those that were read before.
+// take reads p, which are the bytes of the log from offset on. It skips bytes that it has read
+// before.
 func (l *ReadLog) take(offset int64, p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,8 +156,8 @@ func (t *Training) typeOfSlice() tpu.Type {
 	return kind
 }
 
-// TakeUp prepares the logs of all workers of rec's attempt, so that the caller can add what
-// it reads elsewhere. It first reads what this machine has. It returns the logs by worker.
+// TakeUp returns the logs of all workers of rec's newest attempt. It first reads the files on
+// this machine. The caller can then add bytes that it reads from workers.
 func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error) {
 	t.Far = rec
 	if _, err := t.Update(); err != nil {
@@ -179,8 +180,8 @@ func (t *Training) TakeUp(rec *record.Record) (map[tpu.WorkerID]*ReadLog, error)
 	return logs, nil
 }
 
-// latest returns the newer record of the run: here, this machine's record, which may be
-// nil, or the one that the workers report.
+// latest returns the newer of two records of the run: here, which is this machine's and may be
+// nil, and the one that the workers report.
 func (t *Training) latest(here *record.Record) *record.Record {
 	far := t.Far
 	switch {
@@ -214,8 +215,8 @@ func (t *Training) Latest() (metrics.Sample, bool) {
 	return t.newest.collector.Latest()
 }
 
-// Update reads what was added to the log files, and reports whether there was anything. If
-// a newer attempt has begun, it continues with that one.
+// Update reads the bytes added to the log files, and reports whether there were any. If a newer
+// attempt has begun, Update continues with that attempt.
 func (t *Training) Update() (changed bool, err error) {
 	if t.O.LogDir == "" {
 		rec, err := record.LoadRecord(t.StateDir, t.Run)
@@ -424,8 +425,8 @@ func (t *Training) Document(v metrics.View, now time.Time) metrics.Document {
 	return d
 }
 
-// addStalls adds the times without progress, which only the run's journal has. If the
-// journal cannot be read, it adds nothing.
+// addStalls adds the times without progress from the run's journal. If the journal cannot be
+// read, it adds nothing.
 func (t *Training) addStalls(d *metrics.Document) {
 	if t.rec == nil {
 		return
