@@ -34,8 +34,8 @@ type Place struct {
 	Name string // new name for a single file; "" keeps the names
 }
 
-// PlaceFor returns the place that dest means: a directory if dest ends with a slash, is a
-// directory, or into is true.
+// PlaceFor returns the Place for dest. dest is a directory if it ends with a slash, if such a
+// directory exists, or if into is true.
 func PlaceFor(dest string, into bool) Place {
 	if info, err := os.Stat(dest); into || strings.HasSuffix(dest, "/") || err == nil && info.IsDir() {
 		return Place{Dir: filepath.Clean(dest)}
@@ -49,10 +49,9 @@ type Fetched struct {
 	Bytes   int64    // bytes of contents
 	LeftOut []string // names of anything but a file, directory or link
 	Changed bool     // somebody wrote to a file while the worker read it
-	// Placed has the paths of new files and directories on this machine, without what is in
-	// new directories. Replaced has the paths of files that existed here before. Made is
-	// the outermost directory made for the files, or "". All are right even if Fetch
-	// failed.
+	// Placed has the paths of new files and directories on this machine, without the contents
+	// of new directories. Replaced has the paths of files that existed here before. Made is the
+	// outermost directory made for the files, or "". All are right even if Fetch failed.
 	Placed, Replaced []string
 	Made             string
 }
@@ -63,8 +62,8 @@ type Progress struct {
 	Moved func(n int64) // number of bytes of contents that have just come
 }
 
-// Asked checks the paths to copy from a worker. Each must end with a name, or with a shell
-// pattern of names.
+// Asked returns an error if a path to copy from a worker does not end with a name or a shell
+// pattern.
 func Asked(paths []string) error {
 	for _, p := range paths {
 		name := path.Base(strings.TrimRight(p, "/"))
@@ -78,9 +77,9 @@ func Asked(paths []string) error {
 	return nil
 }
 
-// Fetch copies files of a worker to a place on this machine. Each path is relative to the
-// home directory, is absolute, or begins with "~/". It may be a pattern. A Fetch that fails
-// has changed nothing on this machine, unless it fails at the very end: then each file is
+// Fetch copies files of a worker to a place on this machine. Each path is relative to the home
+// directory, is absolute, or begins with "~/". It may be a pattern. If Fetch fails before all
+// files have arrived, it has changed nothing on this machine. If it fails later, each file is
 // either the old or the new one.
 func Fetch(ctx context.Context, r remote.Runner, paths []string, to Place, progress Progress) (Fetched, error) {
 	if err := Asked(paths); err != nil {
@@ -103,8 +102,8 @@ func Fetch(ctx context.Context, r remote.Runner, paths []string, to Place, progr
 	return st.got, nil
 }
 
-// receive makes the worker send the files, and compares the digest of all that has come.
-// changed reports that a file changed while the worker read it.
+// receive makes the worker send the files, and compares the digest of what arrived. changed is
+// true if a file changed while the worker read it.
 func (st *stage) receive(ctx context.Context, r remote.Runner, paths []string, progress Progress) (changed bool, err error) {
 	nonce := remote.NewNonce()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -195,8 +194,8 @@ func (a *archived) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A stage is a directory for the files until all have come. All work happens below root,
-// the nearest directory that existed before. So no name and no link can lead out of it.
+// A stage is a directory that holds the files until all have arrived. All work happens in an
+// os.Root at the nearest directory that existed before, so no name or link leads out of it.
 type stage struct {
 	root     *os.Root
 	dir      string // path of the stage in root
@@ -243,7 +242,7 @@ func openStage(to Place) (*stage, error) {
 	return &stage{root: root, dir: filepath.Base(dir), to: rel, name: to.Name, joined: make(map[string]bool), known: make(map[string]bool)}, nil
 }
 
-// close removes what has not come to its place.
+// close removes the files that were not moved to their place.
 func (st *stage) close() {
 	_ = st.root.RemoveAll(st.dir)
 	_ = st.root.Close()
@@ -270,7 +269,7 @@ func (st *stage) unpack(ctx context.Context, r io.Reader) error {
 	}
 }
 
-// take writes one file, directory or link.
+// take writes one file, directory or link into the stage.
 func (st *stage) take(h *tar.Header, content io.Reader) error {
 	name := path.Clean(h.Name)
 	top, _, nested := strings.Cut(name, "/")
@@ -308,7 +307,7 @@ func (st *stage) take(h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// within makes the directories above a file, none of which may be a link.
+// within makes the directories above a file. A link among them is an error.
 func (st *stage) within(at string) error {
 	dir := filepath.Dir(at)
 	if err := st.root.MkdirAll(dir, 0o700); err != nil {
@@ -397,7 +396,7 @@ func (st *stage) missing() string {
 	}
 }
 
-// placed records that a name is new, unless it is in a new directory.
+// placed adds a new name to Placed, unless it is in a new directory.
 func (st *stage) placed(name string) {
 	at := filepath.Join(st.root.Name(), name)
 	if n := len(st.got.Placed); n > 0 && strings.HasPrefix(at, st.got.Placed[0]+string(filepath.Separator)) {
@@ -406,8 +405,8 @@ func (st *stage) placed(name string) {
 	st.got.Placed = append(st.got.Placed, at)
 }
 
-// place moves from, a name in the stage, to its place. It merges a directory with one that
-// is there. Anything else replaces what is there, at once.
+// place moves the name from in the stage to the place to. It merges a directory into an
+// existing one. Anything else replaces an existing file by a rename.
 func (st *stage) place(from, to string) error {
 	at := filepath.Join(st.dir, from)
 	info, err := st.root.Lstat(at)

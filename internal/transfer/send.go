@@ -113,7 +113,7 @@ func (p *Parcel) add(root, name string) error {
 	})
 }
 
-// hash computes the digest that the worker must answer, see put.sh.
+// hash computes the digest that the worker must return (see put.sh).
 func (p *Parcel) hash(ctx context.Context) error {
 	kinds := make([]string, len(p.items))
 	sums := make([]string, len(p.items))
@@ -164,7 +164,7 @@ func sumOf(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// A Sent is a parcel that has arrived on a worker but not at its place. The caller must
+// A Sent is a parcel that has arrived on a worker and waits beside its place. The caller must
 // call either Put or Drop, once.
 type Sent struct {
 	orders *io.PipeWriter
@@ -198,7 +198,7 @@ func (p *Parcel) Send(ctx context.Context, r remote.Runner, dest string, into bo
 		}
 		if r.Word == "put" {
 			s.done = true
-			orders.Close() // otherwise the session would wait until somebody reads the orders
+			orders.Close() // otherwise the session waits for a reader of its input
 		}
 		return false
 	}}
@@ -333,7 +333,7 @@ func (s *Sent) word(ctx context.Context, words <-chan string) (string, error) {
 	}
 }
 
-// Put moves what has arrived into place.
+// Put moves the files to their place.
 func (s *Sent) Put() error {
 	if _, err := io.WriteString(s.orders, "put\n"); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return err
@@ -342,7 +342,8 @@ func (s *Sent) Put() error {
 	return s.err
 }
 
-// Drop removes what has arrived. It waits until that is done, or the connection is lost.
+// Drop removes the files. It waits until the worker has removed them, or the connection is
+// lost.
 func (s *Sent) Drop() {
 	s.orders.Close()
 	<-s.over

@@ -42,8 +42,8 @@ func (e *WorkerError) Error() string { return e.Text }
 // Fault returns fault.Unavailable.
 func (e *WorkerError) Fault() fault.Kind { return fault.Unavailable }
 
-// trouble returns why the worker failed: its own report on one of its outputs, or else the
-// last line outside of the answer.
+// trouble returns why the worker failed: the worker's report, or else the last line outside of
+// the answer.
 func trouble(errs, out *remote.Answer) error {
 	for _, from := range []*remote.Answer{out, errs} {
 		if failed := from.Failure(); failed != "" {
