@@ -20,9 +20,9 @@ type Workers struct {
 	Except  tpu.Pattern
 }
 
-// Choose returns the workers that w selects, those of unhealthy slices included. Unlike a
-// run, it keeps the numbers of all slices. Slices that are missing or not ready are an
-// error only if all workers were asked for.
+// Choose returns the workers that w selects, also those of unhealthy slices. Unlike a run, it
+// keeps the numbers of all slices. Missing slices and slices that are not ready are an error
+// only if w selects all workers.
 func (d *Reach) Choose(ctx context.Context, watch *stage.Stopwatch, w Workers) (sel tpu.Selection, ids []tpu.WorkerID, err error) {
 	err = watch.Phase("discover", func() (string, error) {
 		if sel, err = d.find(ctx, w.Prefix, w.Slices, false); err != nil {
@@ -83,7 +83,7 @@ func (d *Reach) ReachSome(ctx context.Context, watch *stage.Stopwatch, sel tpu.S
 	return t, failed, err
 }
 
-// Failures is stage.WorkersError for errors of some of the workers in ids.
+// Failures returns the stage.WorkersError for the errors in failed.
 func Failures(during stage.Stage, ids []tpu.WorkerID, failed map[tpu.WorkerID]error) error {
 	errs := make([]error, len(ids))
 	for i, id := range ids {

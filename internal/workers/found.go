@@ -16,14 +16,14 @@ import (
 
 // FoundRun is one run as the workers know it.
 type FoundRun struct {
-	Info     launch.Info // report of a worker that runs it, else of one that is about to start it, else of the first one
+	Info     launch.Info // report of the most active worker, see rank
 	Workers  []tpu.WorkerID
 	Followed bool           // a command follows the output
 	Verdict  string         // how the run ended on all workers; "" if no worker knows
 	Stopped  launch.Stopped // the newest mark of a stop, by this machine's clock
 	Well     int            // number of workers on which it ended by itself with 0
 	Alive    int            // number of workers on which it is active
-	Seen     bool           // a user has seen how it ended and has its logs
+	Seen     bool           // a user has seen the end of the run and has its logs
 	Broken   int            // number of workers on which it was stopped, or nobody saw its end
 }
 
@@ -104,7 +104,7 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	var found []FoundRun
 	for i, list := range lists {
 		for _, info := range list {
-			// The workers of a run are armed within seconds of each other, but never at
+			// The workers of a run prepare its start within seconds of each other, but not at
 			// exactly the same time.
 			key := identity{info.Ref, info.Login, info.Owner, info.Command, info.Armed.Add(-t.Conns[i].ClockOffset()).Unix() / 120}
 			at, ok := index[key]
@@ -132,8 +132,8 @@ func (t *Connected) Runs(ctx context.Context) ([]FoundRun, []error) {
 	return found, errs
 }
 
-// rank orders the workers' reports about one run. The report of the most active worker
-// ranks highest and represents the run.
+// rank orders the workers' reports about a run. The report of the most active worker ranks
+// highest.
 func rank(info launch.Info) int {
 	switch {
 	case info.Phase == launch.Running:

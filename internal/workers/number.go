@@ -13,10 +13,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// numberLimit is how long a VM may take to answer and to tell its number as a worker.
+// numberLimit is how long a VM may take to answer and to report its worker number.
 const numberLimit = time.Minute
 
-// numberless is the failure of a VM that cannot tell its number.
+// numberless is the failure of a VM that does not know its worker number.
 type numberless struct{}
 
 func (numberless) Error() string {
@@ -27,9 +27,9 @@ func (numberless) Hint() string {
 	return "switch guest attributes on: gcloud compute instances add-metadata VM --metadata=enable-guest-attributes=TRUE"
 }
 
-// number connects to VMs that have not told which worker of their slice they are, and makes
-// them tell it. It reports whether it has tried: the provider may then know more. It warns
-// about VMs that still do not tell it.
+// number connects to VMs whose worker number is unknown and makes them report it. It returns
+// true if it has tried, because the provider may then know more. It warns about VMs whose
+// number is still unknown.
 func (d *Reach) number(ctx context.Context, all []tpu.Slice) bool {
 	by, ok := provision.As[provision.Numberer](d.Cloud)
 	if !ok || d.ReadOnly {

@@ -15,7 +15,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// An untoldCloud has slice t. Its VMs a and b tell which worker each of them is only after
+// An untoldCloud has slice t with the VMs a and b. Their worker numbers are known only after
 // both have run a script.
 type untoldCloud struct {
 	cloud
@@ -38,8 +38,8 @@ func (*untoldCloud) Number(tpu.Slice) string {
 	return "test ! -e ~/mute && touch ~/told\n"
 }
 
-// The VMs of a slice that somebody else has made are asked which worker each of them is. If
-// one does not tell it, the slice is not used.
+// multihost asks the VMs of a slice that somebody else has made for their worker numbers. If a
+// number stays unknown, the slice is not used.
 func TestVMsTellWhichWorkerEachIs(t *testing.T) {
 	t.Parallel()
 	for _, mute := range []bool{false, true} {

@@ -27,9 +27,9 @@ func (s Silence) Fields() (who string, since *time.Time) {
 // breaks and is restored at once is not shown.
 const silenceFrom = 10 * time.Second
 
-// silenceOf folds the workers that are silent at now. heard has when each worker was last
-// heard, or zero if it answers or the phase does not wait for it. open is how many workers
-// the phase still waits for.
+// silenceOf folds the workers that are silent at the time now. heard[i] is when silent worker
+// ids[i] last sent something. It is zero if the worker answers or the phase does not wait for
+// it. open is how many workers the phase still waits for.
 func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) Silence {
 	var silent []tpu.WorkerID
 	var last time.Time
@@ -49,8 +49,8 @@ func silenceOf(ids []tpu.WorkerID, heard []time.Time, open int, now time.Time) S
 	return s
 }
 
-// Silence returns which of the workers with waited(i) are silent at now: those are the
-// workers that a phase waits for. A worker that was never reached is silent since begin.
+// Silence returns which workers are silent at the time now, among those for which waited
+// returns true. A worker that was never reached is silent since begin.
 func (t *Connected) Silence(waited func(i int) bool, begin, now time.Time) Silence {
 	heard, open := make([]time.Time, len(t.IDs)), 0
 	for i, conn := range t.Conns {
@@ -92,8 +92,8 @@ func (c *count) waits(i int) bool {
 	return !c.over[i]
 }
 
-// HeardSink adds the names of silent workers to the progress of a phase, and shows it again
-// when they change. It is safe for concurrent use.
+// HeardSink adds the names of silent workers to the Progress of a phase. When the silent
+// workers change, it emits the last Progress again. It is safe for concurrent use.
 type HeardSink struct {
 	event.Sink
 	Waits func(i int) bool // reports whether the phase still waits for worker i; may take locks that are also held during Emit
@@ -116,7 +116,7 @@ func (s *HeardSink) Emit(e event.Event) {
 	s.show()
 }
 
-// hear shows that other workers are silent than before, if so.
+// hear emits the last Progress again if the silent workers have changed.
 func (s *HeardSink) hear(now Silence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

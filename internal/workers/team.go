@@ -21,17 +21,16 @@ import (
 	"multihost/internal/tpu"
 )
 
-// Connected holds the workers of a run, with an open connection to each. Conns[i] reaches
-// IDs[i]. The index is the process number.
+// Connected holds workers with an open connection to each. Conns[i] reaches IDs[i]. In a run,
+// the index is the process number.
 type Connected struct {
 	Slices []tpu.Slice
 	IDs    []tpu.WorkerID
 	Conns  []remote.Conn
 	HangUp func() // closes Conns; nil: no worker is connected
 
-	// Away[i] says why worker IDs[i] could not be reached when the connections were made.
-	// Its connection is then opened at its first use. If Away is nil, all workers were
-	// reached.
+	// Away[i] says why worker IDs[i] could not be reached when the connections were made. The
+	// first use of Conns[i] then tries again. If Away is nil, all workers were reached.
 	Away []error
 
 	readOnly bool // the connections only read
@@ -80,9 +79,9 @@ func (t *Connected) Targets(port int) []codesync.Target {
 	return all
 }
 
-// Each calls f for all workers at the same time and waits for all of them. There is no
-// limit, because f on one worker may need all the others. It shows the progress of the
-// phase and the silent workers.
+// Each calls f for all workers at the same time and waits for all of them. The number of
+// concurrent calls is not limited, because f on one worker may need all the others. Each shows
+// the progress of the phase and the silent workers.
 func (t *Connected) Each(ctx context.Context, sink event.Sink, phase string, f func(ctx context.Context, i int) error) []error {
 	errs := make([]error, len(t.IDs))
 	progress := &count{over: make([]bool, len(t.IDs))}
@@ -150,8 +149,8 @@ func (d *Reach) find(ctx context.Context, prefix string, only tpu.Numbers, parti
 	return sel, nil
 }
 
-// missingFromQueue asks the queued resource how many slices there should be: the names do
-// not show it if slices are missing at the end of the family.
+// missingFromQueue asks the queued resource how many slices there should be. The names do not
+// show whether the last slices of a family are missing.
 func (d *Reach) missingFromQueue(ctx context.Context, sel tpu.Selection) string {
 	if !sel.Slices[0].MultiSlice || sel.Slices[0].QueuedResource == "" || d.OnHosts() {
 		return ""
@@ -271,9 +270,9 @@ type breaks struct {
 	of map[string][]tpu.WorkerID // by text of the warning
 }
 
-// Broke returns a function that warns that the connection to worker i broke during a step,
-// and that the step is tried again. The first worker with a warning waits a little for
-// others with the same one, so that one line reports all workers that were lost together.
+// Broke returns a function that warns that the connection to worker i broke during a step, and
+// that the step is tried again. The function delays a new warning a little, so that one line
+// reports all workers that were lost together.
 func (d *Reach) Broke(ctx context.Context, t *Connected, i int, during string) func(error) {
 	return func(err error) {
 		text := fmt.Sprintf("the connection broke during the %s (%s); trying again", during, remote.LostText(errors.New(stage.CauseText(err, t.IDs[i]))))
@@ -299,8 +298,8 @@ func (d *Reach) Broke(ctx context.Context, t *Connected, i int, during string) f
 // clockLimit is how wrong a worker's clock may be without a warning.
 const clockLimit = 10 * time.Second
 
-// tellClocks warns about workers with a wrong clock, because certificates and tokens are
-// then refused. multihost corrects the times that it shows.
+// tellClocks warns about workers with a wrong clock, because they may refuse certificates and
+// tokens. multihost corrects the times that it shows.
 func (t *Connected) tellClocks(sink event.Sink) {
 	type group struct {
 		offset  time.Duration // offset of the first of these workers

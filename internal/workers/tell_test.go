@@ -12,7 +12,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A clocked connection only knows how wrong its worker's clock is.
+// A clocked is a connection that only has the offset of its worker's clock.
 type clocked struct {
 	remote.Conn
 	offset time.Duration
