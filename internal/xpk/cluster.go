@@ -10,8 +10,7 @@ import (
 	"multihost/internal/provision"
 )
 
-// DefaultNetwork is the network of a cluster for which --custom-cluster-arguments names
-// none: GKE then takes this one.
+// DefaultNetwork is the network that GKE uses if --custom-cluster-arguments names none.
 const DefaultNetwork = "default"
 
 // Cluster has the flags of xpk cluster create that multihost serves.
@@ -103,8 +102,8 @@ func (p *problems) tier(c Cluster) provision.Tier {
 // An argument of gcloud, without dashes.
 type argument struct{ name, value string }
 
-// split reads arguments of gcloud, the value of a flag. withValue has the names of those that
-// have a value, which may be the next word.
+// split parses the value of a flag, which has arguments for gcloud. withValue names the
+// arguments that have a value. The value may be the next word.
 func (p *problems) split(flag, text string, withValue ...string) (all []argument) {
 	words, err := shlex.Split(text)
 	if err != nil {
