@@ -80,8 +80,8 @@ func Explain(ctx context.Context, c *gcp.Client, err error) error {
 	return &NoZoneError{Zone: c.Zone(), Near: near(c.Zone(), zones), Err: err}
 }
 
-// near returns the zones of the same region, or else the zone with the most similar name
-// and the others of its region, or nil.
+// near returns the zones of the same region. If there are none, it returns the zone with the
+// most similar name and the other zones of its region, or nil.
 func near(zone string, zones []string) (near []string) {
 	region := gcp.Region(zone)
 	if !slices.ContainsFunc(zones, func(z string) bool { return gcp.Region(z) == region }) {
@@ -99,15 +99,15 @@ func near(zone string, zones []string) (near []string) {
 	return near
 }
 
-// An Offer says which zones offer an accelerator type.
+// An Offer says where an accelerator type is offered.
 type Offer struct {
 	Known bool     // Here is certain: the API answered for the client's zone
 	Here  bool     // the client's zone offers the type
 	Zones []string // other zones that offer it, those of the same region first; also nil if they did not answer
 }
 
-// Offering asks the API which zones offer an accelerator type. What a failed call would say
-// stays unknown. ctx limits the time.
+// Offering asks the API which zones offer an accelerator type. If a call for a zone fails, the
+// answer for the zone is unknown. ctx limits the time.
 func Offering(ctx context.Context, c *gcp.Client, accelerator string) Offer {
 	svc, err := c.TPU(ctx)
 	if err != nil {
@@ -134,8 +134,7 @@ func Offering(ctx context.Context, c *gcp.Client, accelerator string) Offer {
 	return offerOf(c.Zone(), zones, errs)
 }
 
-// offerOf returns what the API's answers mean. errs[i] is its answer about the type in
-// zones[i].
+// offerOf makes an Offer from the API's answers. errs[i] is the answer about zones[i].
 func offerOf(here string, zones []string, errs []error) (o Offer) {
 	// Zones of the same region first, because storage and network are close to them.
 	var far []string
