@@ -7,7 +7,8 @@
 //
 //   - A request to the API uses the flags and defaults of the line that the user types, and
 //     takes at most 2 seconds.
-//   - A test fails for a flag or argument that is neither completed nor in the test's list of free texts.
+//   - A test fails for a flag or argument that is neither completed nor in the test's list
+//     of free texts.
 package complete
 
 import (
