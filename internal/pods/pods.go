@@ -3,8 +3,8 @@
 //
 // # Decisions
 //
-//   - Each command has a WebSocket of its own, so Silence looks at the running commands. A command without output gets pings,
-//     because front ends cut streams without traffic.
+//   - Each command has a WebSocket of its own, so Silence looks at the running commands. A
+//     command without output gets pings, because front ends cut streams without traffic.
 //   - A Conn never changes to another pod. If its pod has gone, so have the pod's files and
 //     processes, and every later command fails at StageDial. A Dialer that dials again
 //     finds the new pod.
