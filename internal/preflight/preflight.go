@@ -9,7 +9,9 @@
 //
 // # Decisions
 //
-//   - The preflight that multihost prints is the same script, with the table in it. Only its function result differs: it writes records for the program, or text for people. So a pod runs the script that the tests run.
+//   - The preflight that multihost prints is the same script, with the table in it. Only
+//     its function result differs: it writes records for the program, or text for people.
+//     So a pod runs the script that the tests run.
 package preflight
 
 import (
