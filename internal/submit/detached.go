@@ -3,10 +3,16 @@
 //
 // # Decisions
 //
-//   - Each start of a job has its own files in the bucket. A start first uploads them. Next it writes run.json, if run.json still has the generation that was read. Then it deletes the remains of earlier starts and writes the number of the attempt. The request for slices comes last.
-//     If the runner dies in between, the next start can continue with what exists.
-//   - Starts have no lock, because the owner of a lock might be dead. Of two starts, the later one takes over. A step of a start takes effect only if the objects that it has read are unchanged. So the earlier start fails after the later one has made a change. Its request for slices is refused, too, because the metadata of
-//     existing slices names the other start.
+//   - Each start of a job has its own files in the bucket. A start first uploads them. Next
+//     it writes run.json, if run.json still has the generation that was read. Then it
+//     deletes the remains of earlier starts and writes the number of the attempt. The
+//     request for slices comes last. If the runner dies in between, the next start can
+//     continue with what exists.
+//   - Starts have no lock, because the owner of a lock might be dead. Of two starts, the
+//     later one takes over. A step of a start takes effect only if the objects that it has
+//     read are unchanged. So the earlier start fails after the later one has made a change.
+//     Its request for slices is refused, too, because the metadata of existing slices names
+//     the other start.
 package submit
 
 import (
