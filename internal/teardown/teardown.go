@@ -185,7 +185,7 @@ func (j *Job) name() string { return provision.NameOf(j.Cloud, j.ID) }
 // look reads the resource. It waits while a login has expired or the API is unavailable,
 // because nobody else deletes what is billed.
 func (j *Job) look(ctx context.Context) (res provision.Resource, err error) {
-	if ctx.Err() == nil { // after ctx has ended, delete reports the error
+	if ctx.Err() == nil { // after ctx has ended, delete tells the user
 		defer j.Persist(ctx, "the state of "+j.name()+" is being read, to delete it", "if it exists, it stays and is billed", "then "+Hint(j.Reach, j.ID))()
 	}
 	ctx, cancel := j.Detached(ctx, patience)
