@@ -22,13 +22,13 @@ import (
 const (
 	largestProgram = 55_000_000 // in bytes, with two agents of 2.5 MB each
 	slowestStart   = 50 * time.Millisecond
-	// slowestRatio is the limit for the start on a machine that is too slow for
-	// slowestStart, as a multiple of the start of a Go program that does nothing.
+	// slowestRatio is the limit for the start on a machine that is too slow for slowestStart.
+	// It is a multiple of the start time of a Go program that does nothing.
 	slowestRatio = 15
 )
 
-// build builds the program for p. It overrides everything in the environment that would
-// change the result: only the source, the version and Go itself count.
+// build builds the program for p. It overrides the environment, so that only the source, the
+// version and Go itself affect the result.
 func build(ctx context.Context, source, program, version string, p platform) error {
 	program, err := filepath.Abs(program)
 	if err != nil {
@@ -46,8 +46,8 @@ func build(ctx context.Context, source, program, version string, p platform) err
 	return nil
 }
 
-// check tests the promises about every program: its size, that it needs no library of the
-// system, and that it does not contain the place and time of its build.
+// check returns an error if a program is too large, needs a library of the system, or contains
+// the place or time of its build.
 func check(program string, p platform) error {
 	info, err := os.Stat(program)
 	if err != nil {
@@ -72,7 +72,7 @@ func check(program string, p platform) error {
 	if p.system == "linux" {
 		return isStatic(program)
 	}
-	return nil // other systems have no static programs: all programs use the system's own library
+	return nil // on other systems, every program uses the system's own library
 }
 
 func isStatic(program string) error {
@@ -89,9 +89,8 @@ func isStatic(program string) error {
 	return nil
 }
 
-// startTime returns the processor time that the program needs to start and end: the minimum
-// of 30 runs, on which other load has little effect. On an idle machine it is at least the
-// elapsed time.
+// startTime returns the CPU time that the program needs to start and end. It takes the minimum
+// of 30 runs, on which other load has little effect.
 func startTime(ctx context.Context, program string) (time.Duration, error) {
 	var took [30]time.Duration
 	for i := range took {
@@ -104,8 +103,7 @@ func startTime(ctx context.Context, program string) (time.Duration, error) {
 	return slices.Min(took[:]), nil
 }
 
-// startsQuickly tests the promise about the start, and returns the processor time of one
-// start.
+// startsQuickly returns the CPU time of one start, and an error if it is above the limit.
 func startsQuickly(ctx context.Context, program, work string) (time.Duration, error) {
 	took, err := startTime(ctx, program)
 	if err != nil || took <= slowestStart {
@@ -129,8 +127,8 @@ func startsQuickly(ctx context.Context, program, work string) (time.Duration, er
 	return took, nil
 }
 
-// copySource copies the files from which the program is built, and builds in the copy the
-// agent that becomes a part of the program.
+// copySource copies the files from which the program is built. In the copy it builds the agent
+// that the program embeds.
 func copySource(ctx context.Context, to, from string) error {
 	for _, dir := range []string{"cmd", "internal"} {
 		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(from, dir))); err != nil {
@@ -207,7 +205,7 @@ func writeBill(ctx context.Context, path, program, version string) error {
 	if err != nil {
 		return err
 	}
-	// The tool runs on this machine, whatever the program's platform.
+	// The tool runs on this machine, also if the program is for another platform.
 	cmd := exec.CommandContext(ctx, "go", "run", billTool, "bin", "-json", "-std", "-noserial", "-notimestamp", "-version", version, "-output", path, program)
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOOS=", "GOARCH=")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -2,12 +2,12 @@
 //
 //	go run ./release -version v1.2.3 -out dist
 //
-// For each platform it writes an archive with the program, its manual pages, the licence
-// and the changes, and a bill of materials in CycloneDX form. SHA256SUMS has the digests of
-// all files. The files contain nothing about the machine, the directory or the time: the
-// same Go builds the same bytes from the same commit, which a second build in another
-// directory checks. The command also checks the promises about size, start and static
-// linking. If a check fails, it makes no release and exits with status 1.
+// For each platform it writes an archive with the program, its manual pages, the licence and
+// the changes, and a bill of materials in CycloneDX form. SHA256SUMS has the digests of all
+// files. The files contain nothing about the machine, the directory or the time. The same Go
+// builds the same bytes from the same commit. A second build in another directory checks this.
+// The command also checks limits for size and start, and static linking. If a check fails, it
+// makes no release and exits with status 1.
 package main
 
 import (
@@ -72,8 +72,9 @@ type release struct {
 	manual               string // directory of the manual pages
 }
 
-// clearOut removes the files of an earlier release from a directory. If there is anything
-// else in it, clearOut changes nothing: somebody may have given their home by mistake.
+// clearOut removes the files of an earlier release from a directory. If the directory has other
+// files, clearOut changes nothing and returns an error. Somebody may have given their home by
+// mistake.
 func clearOut(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -122,7 +123,7 @@ func (r *release) make(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		if err != nil { // half a release is useless and would block the next one
+		if err != nil { // remove it: half a release is useless and would block the next one
 			err = errors.Join(err, removeFiles(r.out))
 		}
 	}()

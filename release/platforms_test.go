@@ -16,8 +16,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The program has no type errors on systems where no test runs. The test checks types and
-// compiles nothing.
+// The program has no type errors on systems on which no test runs. The test only checks types.
 func TestTheProgramIsSoundOnEverySystem(t *testing.T) {
 	testkit.OnlyInAll(t, "TestUnsoundGoIsFound")
 	if testkit.RaceDetector {
@@ -37,7 +36,7 @@ func TestTheProgramIsSoundOnEverySystem(t *testing.T) {
 	}
 }
 
-// The check finds an error in the body of a function.
+// unsound finds a type error in the body of a function.
 func TestUnsoundGoIsFound(t *testing.T) {
 	file, err := filepath.Abs("../internal/tpu/tpu.go")
 	testkit.Must(t, err)
@@ -48,8 +47,8 @@ func TestUnsoundGoIsFound(t *testing.T) {
 	}
 }
 
-// unsound checks the types of packages as built for a platform. Of packages that are not
-// ours, it checks only the declarations. planted replaces the contents of some files.
+// unsound returns the type errors of packages when built for p. In packages of other modules it
+// checks only the declarations. planted replaces the contents of some files.
 func unsound(t *testing.T, p platform, planted map[string][]byte, patterns ...string) (faults []string) {
 	t.Helper()
 	root, err := filepath.Abs("..")

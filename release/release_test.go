@@ -21,9 +21,9 @@ import (
 	"multihost/internal/testkit"
 )
 
-// The program of a release keeps its promises about size, start and libraries. A build in
-// another directory gives the same bytes. The same holds for the agent in it, for every
-// kind of worker.
+// The program of a release keeps its limits for size and start, and is static. A build in
+// another directory gives the same bytes. The same holds for the agent in it, for every kind of
+// worker.
 func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.OnlyInAll(t, "the other tests of this package")
 	if testkit.RaceDetector {
@@ -54,7 +54,7 @@ func TestProgramIsSmallQuickAndReproducible(t *testing.T) {
 	testkit.Must(t, r.tryHere(t.Context(), program, here, dir))
 }
 
-// The promises can fail: check refuses a program built without -trimpath.
+// check refuses a program built without -trimpath.
 func TestCheckRefusesOrdinaryPrograms(t *testing.T) {
 	self, err := os.Executable()
 	testkit.Must(t, err)
