@@ -1,5 +1,5 @@
-// Command agent compiles multihost-agent for all workers, and puts the programs where
-// multihost embeds them from. Run it in the directory of the source:
+// Command agent compiles multihost-agent for all kinds of workers, and writes the programs to
+// the directory that multihost embeds. Run it in the source directory:
 //
 //	go run ./release/agent
 package main
