@@ -1,6 +1,6 @@
 // Command manifests writes the objects of JobSet and Kueue that package
-// internal/gke/controllers installs. They come from the Go modules of both projects, as
-// kustomize would render their config/default, with the images of their releases:
+// internal/gke/controllers installs. It reads them from the Go modules of both projects. The
+// result is what kustomize renders from config/default, with the images of the releases:
 //
 //	go generate ./internal/gke/controllers
 package main
