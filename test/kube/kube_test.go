@@ -1,5 +1,5 @@
-// The tests of this directory run on a Kubernetes cluster whose control plane is the real
-// one: see package engine. They share one cluster, so they run one after another.
+// The tests of this directory run on a Kubernetes cluster with a real control plane (see
+// package engine). They share one cluster, so they run one after another.
 package kube_test
 
 import (
@@ -51,7 +51,7 @@ func run(m *testing.M) (code int) {
 	return m.Run()
 }
 
-// rootless says why pods have no names.
+// rootless is why a test that needs names of pods is skipped.
 const rootless = "without root, pods share the names of this machine"
 
 // cluster returns the cluster of all tests.
@@ -81,7 +81,7 @@ func cluster(t *testing.T) *engine.Engine {
 	return shared.e
 }
 
-// TestContract runs the rows that the simulator's clusters pass, too.
+// TestContract runs the tests that the simulator's clusters also pass.
 func TestContract(t *testing.T) {
 	e := cluster(t)
 	c := kubecontract.Cluster{

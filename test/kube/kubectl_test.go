@@ -10,8 +10,7 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestKubectl has kubectl judge what multihost makes: it sees the same objects, and its
-// commands work on them.
+// TestKubectl: kubectl sees the objects that multihost makes, and its commands work on them.
 func TestKubectl(t *testing.T) {
 	if _, err := exec.LookPath("kubectl"); err != nil {
 		testkit.Lacks(t, "no second judge: %v", err)

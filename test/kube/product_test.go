@@ -74,7 +74,7 @@ func (u *user) types(status int, args ...string) (stdout, stderr string) {
 	return out.String(), errOut.String()
 }
 
-// sees requires a match in a text.
+// sees fails the test unless text matches pattern.
 func (u *user) sees(text, pattern string) {
 	u.Helper()
 	if !regexp.MustCompile("(?m)" + pattern).MatchString(text) {
@@ -82,7 +82,7 @@ func (u *user) sees(text, pattern string) {
 	}
 }
 
-// A background is a command that runs.
+// A background is a command that runs in the background.
 type background struct {
 	*exec.Cmd
 	out, err testkit.Buffer
@@ -105,8 +105,8 @@ func (u *user) until(b *background, text string) {
 	}
 }
 
-// TestHeldSlices holds two slices and runs commands on them: what comes home, what fails,
-// and what survives the death of the machine where the command was typed.
+// TestHeldSlices holds two slices and runs commands on them. It checks the logs, failures, and
+// a run whose runner is killed.
 func TestHeldSlices(t *testing.T) {
 	u := newUser(t, cluster(t), "ann")
 	u.types(0, "slices", "create", "train", "--context=test", "--tpu-type=v5litepod-16", "--node-count=2", "--wait")
@@ -127,7 +127,7 @@ func TestHeldSlices(t *testing.T) {
 	_, text := u.types(7, run("bad", `if [ $MULTIHOST_PROCESS_ID = 5 ]; then exit 7; fi; sleep 100`)...)
 	u.sees(text, `s1w1 .*7`)
 
-	// Nobody watches for a while.
+	// The runner is killed, and the run continues.
 	first := u.begins(run("long", `for i in $(seq 1000000); do echo line $i; [ -e ~/end ] && exit 0; sleep 0.1; done`)...)
 	u.until(first, "line 10")
 	testkit.Must(t, first.Process.Kill())

@@ -88,7 +88,7 @@ func TestManyPods(t *testing.T) {
 	lap("256 pods gone")
 }
 
-// await waits until a condition holds. Each look is a request.
+// await waits until a condition holds. Each check is a request to the API.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	if !testkit.Await(10*time.Minute, holds) {
