@@ -2,7 +2,7 @@
 //
 //	go run ./build
 //
-// It prints what it builds and how long that took. It builds nothing that is there.
+// It prints what it builds and how long that took. It does not build programs that exist.
 package main
 
 import (
