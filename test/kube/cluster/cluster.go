@@ -23,7 +23,7 @@ import (
 
 // A Config describes a cluster.
 type Config struct {
-	Dir      string            // the cluster's own; it holds keys, logs and etcd's data
+	Dir      string            // directory of this cluster, for keys, logs and etcd's data
 	Programs map[string]string // files of the programs by name, as parts.Builder returns them
 }
 
@@ -99,7 +99,7 @@ func (c *Cluster) prepare() (err error) {
 		"admin":    {"admin", adminGroup},
 		Controller: {"system:kube-controller-manager", "system:authenticated"},
 		Scheduler:  {"system:kube-scheduler", "system:authenticated"},
-		// They have the rights that their projects ask for, and no others.
+		// The controllers have the rights that their projects ask for, and no others.
 		JobSet: {"system:serviceaccount:jobset-system:jobset-controller-manager", "system:serviceaccounts"},
 		Kueue:  {"system:serviceaccount:kueue-system:kueue-controller-manager", "system:serviceaccounts"},
 	} {
@@ -119,7 +119,7 @@ func (c *Cluster) prepare() (err error) {
 	return err
 }
 
-// freePorts finds ports of 127.0.0.1 on which nobody listens.
+// freePorts sets ports to free ports of 127.0.0.1.
 func freePorts(ports ...*int) error {
 	for _, port := range ports {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -150,8 +150,8 @@ func (c *Cluster) URL() string { return "https://" + address(c.ports.api) }
 // CA returns the certificate of the cluster's authority, in PEM.
 func (c *Cluster) CA() []byte { return bytes.Clone(c.ca.pem) }
 
-// ServerTLS returns what a server of the cluster on 127.0.0.1 needs, such as a kubelet or a
-// webhook. The API server shows a kubelet a certificate of the authority.
+// ServerTLS returns the TLS configuration for a server of the cluster on 127.0.0.1, such as a
+// kubelet or a webhook. The API server shows a kubelet a certificate of the authority.
 func (c *Cluster) ServerTLS() (*tls.Config, error) { return c.ca.serverTLS() }
 
 func address(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
@@ -180,7 +180,7 @@ func (c *Cluster) part(name string) *process {
 	return c.running[name]
 }
 
-// answers asks a health check.
+// answers returns an error if a health check fails.
 func (c *Cluster) answers(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -252,7 +252,8 @@ func (c *Cluster) Memory() map[string]int64 {
 
 // Close ends all parts and waits for their end. The files stay.
 func (c *Cluster) Close() error {
-	// The API server waits up to a minute for those who follow a log. Nothing is lost without it.
+	// The API server waits up to a minute for clients that follow a log. Killing it earlier
+	// loses nothing.
 	for _, group := range [][]string{{JobSet, Kueue, Scheduler, Controller}, {API}, {Etcd}} {
 		var wg sync.WaitGroup
 		for _, name := range group {

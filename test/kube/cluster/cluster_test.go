@@ -10,7 +10,8 @@ import (
 	"multihost/test/kube/parts"
 )
 
-// TestLocal: the API server asks processes on this machine, about kinds that the cluster has.
+// TestLocal: webhooks lead to processes on this machine. Those for kinds that the cluster lacks
+// are removed.
 func TestLocal(t *testing.T) {
 	counts := map[string]int{}
 	for _, c := range controllers.All() {
@@ -54,7 +55,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// TestVersions: the controllers that run are of the versions whose objects are applied.
+// TestVersions: the running controllers have the versions of the applied objects.
 func TestVersions(t *testing.T) {
 	for _, c := range controllers.All() {
 		if !slices.ContainsFunc(parts.All(), func(p parts.Part) bool { return p.Module == c.Module && p.Version == c.Version }) {

@@ -13,7 +13,7 @@ import (
 	"multihost/internal/kube"
 )
 
-// discard drops events: the cluster's own client has nobody to tell them to.
+// discard is an event sink that drops events.
 type discard struct{}
 
 func (discard) Emit(event.Event) {}
@@ -149,9 +149,9 @@ controller: {groupKindConcurrency: {Job.batch: 5, Workload.kueue.x-k8s.io: 5, Lo
 	return nil
 }
 
-// local changes an object of JobSet or Kueue so that the API server asks a process on this
-// machine instead of a service of the cluster. Webhooks of kinds that the cluster does not
-// have, and those for all pods, are taken out.
+// local changes an object of JobSet or Kueue so that the API server calls a process on this
+// machine instead of a service of the cluster. It removes webhooks for kinds that the cluster
+// lacks, and those for all pods.
 func local(o map[string]any, url string, ca []byte) {
 	here := func(m map[string]any) {
 		config, _ := m["clientConfig"].(map[string]any)

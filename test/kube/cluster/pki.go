@@ -59,8 +59,8 @@ func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypt
 	return x509.ParseCertificate(der)
 }
 
-// issue returns a certificate and its key in PEM. With groups, the certificate is that of a
-// client, who belongs to them. Without, it is that of a server on 127.0.0.1.
+// issue returns a certificate and its key in PEM. With groups, the certificate is for a client
+// that belongs to them. Without groups, it is for a server on 127.0.0.1.
 func (a *authority) issue(name string, groups ...string) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -118,8 +118,8 @@ func (a *authority) writeKeys(dir string) error {
 	return write(filepath.Join(dir, fileAccounts), pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(accounts)}))
 }
 
-// serverTLS returns what a server on 127.0.0.1 needs. It asks clients for a certificate of
-// the authority, and accepts clients without one.
+// serverTLS returns the TLS configuration for a server on 127.0.0.1. The server asks clients
+// for a certificate of the authority, and accepts clients without one.
 func (a *authority) serverTLS() (*tls.Config, error) {
 	cert, key, err := a.issue("multihost-test")
 	if err != nil {

@@ -32,11 +32,12 @@ func start(logs, name, program string, env []string, args ...string) (*process, 
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), env...)
-	// A process group of its own: Ctrl-C in a terminal ends the parts in order, by Close.
+	// In a process group of its own, the part does not get Ctrl-C. Close ends the parts in
+	// order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	started := make(chan error)
 	go func() {
-		// The signal comes at the end of the thread that has started the process.
+		// Pdeathsig is sent when the thread that started the process ends, so keep the thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -55,7 +56,7 @@ func start(logs, name, program string, env []string, args ...string) (*process, 
 	return p, nil
 }
 
-// pollEvery is the time between two questions whether a part is ready.
+// pollEvery is the time between two checks whether a part is ready.
 const pollEvery = 25 * time.Millisecond
 
 // readyLimit limits the time from the start of a part until it is ready.

@@ -49,7 +49,7 @@ func TestNoOrphans(t *testing.T) {
 	})
 }
 
-// TestPartThatEnds: the error has the last words of a part that ends before it is ready.
+// TestPartThatEnds: if a part ends before it is ready, the error has the end of its output.
 func TestPartThatEnds(t *testing.T) {
 	p, err := start(t.TempDir(), "etcd", "sh", nil, "-c", "echo port is taken >&2; exit 3")
 	testkit.Must(t, err)
@@ -57,5 +57,5 @@ func TestPartThatEnds(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "start etcd: it has ended: exit status 3") || !strings.HasSuffix(err.Error(), "port is taken") {
 		t.Errorf("error is %v", err)
 	}
-	p.stop() // this must not signal whoever has the number of the process by now
+	p.stop() // this must not signal a new process with the same id
 }
