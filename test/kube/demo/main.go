@@ -123,8 +123,8 @@ func poolsOf(kind string, slices int) ([]kubelet.Pool, error) {
 	}), nil
 }
 
-// build builds the programs of the control plane that are missing. It says how long that
-// takes, or how long it has taken.
+// build builds the missing programs of the control plane. It prints how long the build takes or
+// has taken.
 func build(ctx context.Context) error {
 	dir, err := parts.Dir()
 	if err != nil {
@@ -142,8 +142,8 @@ func build(ctx context.Context) error {
 	return nil
 }
 
-// building shows the builder's messages. The builder writes only if it has to build.
-// So before its first message, building says how long that takes.
+// building shows the builder's messages. The builder writes only if it has to build. Before the
+// first message, building prints how long a build takes.
 type building struct {
 	dir  string
 	said bool
@@ -157,9 +157,9 @@ func (b *building) Write(text []byte) (int, error) {
 	return os.Stderr.Write(text)
 }
 
-// command runs the command in a process group of its own, so that its programs get one
-// signal and the cluster outlives them. If ctx ends, they get SIGTERM. dir is the directory
-// of the cluster, see guard.
+// command runs the user's command in a process group of its own, so that the cluster outlives
+// the command. If ctx ends, the group gets SIGTERM. dir is the directory of the cluster (see
+// guard).
 func command(ctx context.Context, kubeconfig, dir string, argv []string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -176,7 +176,7 @@ func command(ctx context.Context, kubeconfig, dir string, argv []string) error {
 		return errors.Join(err, cmd.Wait())
 	}
 	err = cmd.Wait()
-	_ = g.Process.Kill() // first, because the closed pipe would tell it that this process has died
+	_ = g.Process.Kill() // before alive is closed, which would start the guard's work
 	alive.Close()
 	_ = g.Wait()                                        // it was killed
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly nothing is left of the group
@@ -186,8 +186,8 @@ func command(ctx context.Context, kubeconfig, dir string, argv []string) error {
 	return nil
 }
 
-// guard starts a process that outlives this one if this one is killed. When alive ends, the
-// guard kills a process group and removes a directory.
+// guard starts a process that cleans up if this process is killed. When alive is closed, the
+// guard kills the process group and removes dir.
 func guard(group int, dir string) (g *exec.Cmd, alive io.Closer, err error) {
 	g = exec.Command("sh", "-c", `read -r line; kill -s KILL -- "-$0"; rm -rf "$1"`, strconv.Itoa(group), dir)
 	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -14,8 +14,8 @@ import (
 	"multihost/internal/testkit"
 )
 
-// TestCommand: the command finds the cluster and its exit status is kept. If it is
-// interrupted, no program that it has started is left.
+// TestCommand: the command finds the cluster, and demo returns its exit status. If the command
+// is interrupted, no program that it has started is left.
 func TestCommand(t *testing.T) {
 	var ended *exec.ExitError
 	if err := command(t.Context(), "file", t.TempDir(), []string{"sh", "-c", `test "$KUBECONFIG" = file && exit 3`}); !errors.As(err, &ended) || ended.ExitCode() != 3 {
@@ -43,7 +43,8 @@ func TestCommand(t *testing.T) {
 	})
 }
 
-// TestGuard: if demo is killed, its command and the directory of the cluster do not stay.
+// TestGuard: if demo is killed, its command is killed too, and the directory of the cluster is
+// removed.
 func TestGuard(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cluster")
 	testkit.Must(t, os.MkdirAll(filepath.Join(dir, "etcd"), 0o755))
