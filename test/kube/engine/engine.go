@@ -17,11 +17,11 @@ import (
 
 // A Config describes a cluster.
 type Config struct {
-	Dir      string // the cluster's own; it holds everything but the programs
+	Dir      string // directory of this cluster, for everything except the programs
 	Pools    []kubelet.Pool
 	Netns    bool              // pods are in network namespaces; see kubelet.Config
-	Programs map[string]string // that images have; see kubelet.Config
-	Log      io.Writer         // it gets what the builder of the control plane says
+	Programs map[string]string // programs in images; see kubelet.Config
+	Log      io.Writer         // receives the messages of the builder
 }
 
 // An Engine is a running cluster.
