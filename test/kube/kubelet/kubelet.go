@@ -62,12 +62,12 @@ type Config struct {
 	// API is a client of the API server with all rights.
 	API *rest.Config
 
-	// TLS has the certificate of the HTTPS server, for the address 127.0.0.1, and in
-	// ClientCAs the CA that signs the API server's client certificate.
+	// TLS has the certificate of the HTTPS server for the address 127.0.0.1. Its ClientCAs has
+	// the CA of the API server's client certificate.
 	TLS *tls.Config
 
-	// CA has the certificates, in PEM, with which the API server checks that of TLS when it
-	// calls the webhook.
+	// CA has the certificates in PEM with which the API server verifies the HTTPS server when
+	// it calls the webhook.
 	CA []byte
 
 	Dir   string // private directory; it is created if it is missing
@@ -79,11 +79,11 @@ type Config struct {
 	// cannot have, and pods have no names.
 	Netns bool
 
-	// Programs has files of programs that this machine lacks and images have, by the name of
-	// the program.
+	// Programs has the files of programs that images have and this machine lacks, by program
+	// name.
 	Programs map[string]string
 
-	Log *log.Logger // for trouble with the API; nil means nowhere
+	Log *log.Logger // for errors of the API; nil: no log
 }
 
 // A Kubelet stands for all nodes of a cluster. Its methods are safe for concurrent use.

@@ -88,13 +88,13 @@ func (a authority) pem() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// An api is an API server that has one pod, or answers as down says.
+// An api is an API server with one pod. If down is set, it answers as down says.
 type api struct {
 	mu      sync.Mutex
 	pod     *corev1.Pod
 	job     *batchv1.Job
 	down    bool
-	phases  []corev1.PodPhase // that were written
+	phases  []corev1.PodPhase // phases that the kubelet has written
 	removed chan struct{}
 }
 
@@ -253,8 +253,8 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// TestAway: while the API is away, a pod runs on. Afterwards the API learns how the pod has
-// ended, before the pod is removed.
+// TestAway: a pod continues while the API is unavailable. Afterwards the API gets the pod's end
+// before the pod is removed.
 func TestAway(t *testing.T) {
 	k, a, c := begin(t, "trap 'echo ended; exit 5' TERM; echo ready; sleep 1000 & wait")
 	a.await(t, corev1.PodRunning)

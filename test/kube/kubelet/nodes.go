@@ -33,7 +33,7 @@ func (k *Kubelet) addNodes(ctx context.Context, pool string, nodes []Node) error
 	all.SetLimit(atOnce)
 	for _, n := range nodes {
 		k.mu.Lock()
-		k.nodes[n.Name] = pool // before a pod can be bound to it
+		k.nodes[n.Name] = pool // before a pod can be bound to the node
 		k.mu.Unlock()
 		all.Go(func() error {
 			if err := k.addNode(ctx, pool, n); err != nil {
@@ -56,7 +56,7 @@ func (k *Kubelet) addNode(ctx context.Context, pool string, n Node) error {
 	}
 	in := k.client.Resource(nodesGVR)
 	if _, err := in.Create(ctx, o, metav1.CreateOptions{FieldManager: manager}); apierrors.IsAlreadyExists(err) {
-		// An earlier kubelet has left it.
+		// An earlier kubelet has left a node of this name.
 		if err := in.Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
@@ -86,8 +86,8 @@ func (k *Kubelet) renew(ctx context.Context, node string) error {
 	return err
 }
 
-// RemoveNode takes a node away, as if its machine were gone. The processes of its pods end
-// at once, and nobody tells the API what became of the pods.
+// RemoveNode removes a node, as if its machine were gone. The processes of its pods end at
+// once. The API gets no status of these pods.
 func (k *Kubelet) RemoveNode(ctx context.Context, name string) error {
 	k.mu.Lock()
 	delete(k.nodes, name)
@@ -113,8 +113,8 @@ func (k *Kubelet) beat() {
 	}
 }
 
-// beatOnce renews the leases of all nodes. If the controller has given a node up, it says
-// that the node is ready again.
+// beatOnce renews the leases of all nodes. If the controller counts a node as lost, beatOnce
+// marks the node as ready again.
 func (k *Kubelet) beatOnce() error {
 	all, err := k.client.Resource(nodesGVR).List(k.ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {

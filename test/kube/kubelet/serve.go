@@ -136,8 +136,9 @@ func (e *execution) ExecInContainer(_ context.Context, _ string, _ types.UID, _ 
 	return nil
 }
 
-// forward copies output of a program. w is nil if the client does not want it. If the
-// client is gone, forward reads on, so that the program never waits for it.
+// forward copies a program's output from r to w. w is nil if the client does not want the
+// output. After the client has gone, forward continues to read, so that the program never
+// blocks.
 func forward(w io.Writer, r io.ReadCloser) {
 	defer r.Close()
 	if w != nil {
@@ -145,7 +146,7 @@ func forward(w io.Writer, r io.ReadCloser) {
 			return
 		}
 	}
-	_, _ = io.Copy(io.Discard, r) // nobody is left who wants to know
+	_, _ = io.Copy(io.Discard, r) // the client has gone or wants no output
 }
 
 func splitAddr(a net.Addr) (host string, port int32) {

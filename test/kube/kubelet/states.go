@@ -22,8 +22,8 @@ type podUID = types.UID
 // again is the pause before a request to the API is repeated.
 const again = 200 * time.Millisecond
 
-// states writes the states of pods to the API. It implements kubelet.API. A pod never waits
-// for the API, so that it runs on while the API is away.
+// states writes the states of pods to the API. It implements kubelet.API. A pod never waits for
+// the API, so it continues while the API is unavailable.
 type states struct {
 	ctx     context.Context // ends when the kubelet closes
 	client  dynamic.Interface
@@ -99,7 +99,8 @@ func (s *states) until(what string, f func() error) {
 	}
 }
 
-// get returns a pod. If it is another one of that name, the pod is not found.
+// get returns a pod. If the API has another pod of that name, the error is that pod was not
+// found.
 func (s *states) get(pod *corev1.Pod) (*corev1.Pod, error) {
 	o, err := s.client.Resource(podsGVR).Namespace(pod.Namespace).Get(s.ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
@@ -146,7 +147,7 @@ func (s *states) Remove(pod *corev1.Pod) {
 	})
 }
 
-// watch shows the pods of the kubelet's nodes to the simulated kubelet, until it closes.
+// watch passes the pods of the kubelet's nodes to the simulated kubelet, until k is closed.
 func (k *Kubelet) watch() {
 	known := make(map[podUID]*unstructured.Unstructured)
 	for {
@@ -196,7 +197,7 @@ func (k *Kubelet) watchOnce(known map[podUID]*unstructured.Unstructured) error {
 	return nil
 }
 
-// see shows a state of a pod to the simulated kubelet.
+// see passes a state of a pod to the simulated kubelet.
 func (k *Kubelet) see(known map[podUID]*unstructured.Unstructured, o *unstructured.Unstructured, gone bool) {
 	if gone {
 		delete(known, o.GetUID())

@@ -24,8 +24,7 @@ const (
 	maxReview = 8 << 20 // bytes of a request; the API server takes objects of 3 MiB
 )
 
-// register makes the configuration with which the API server calls the webhook for each pod
-// of a Job.
+// register configures the API server to call the webhook for each pod of a Job.
 func (k *Kubelet) register(ctx context.Context) error {
 	url := "https://" + k.ln.Addr().String() + webhookPath
 	none, fail := registration.SideEffectClassNone, registration.Fail
