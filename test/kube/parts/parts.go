@@ -1,8 +1,8 @@
 // Package parts builds the programs of a Kubernetes control plane from their Go modules.
 //
-// Each module is built on its own, by a go.mod of its own: their versions of shared modules
-// do not fit together. The programs are kept below a directory whose name has the version
-// of the module and a hash of all that decides about them. So they are built once.
+// Each module has a go.mod of its own here, because their versions of shared modules are
+// incompatible. The programs are kept in a directory whose name has the module's version and a
+// hash of all inputs of the build. So they are built only once.
 package parts
 
 import (
@@ -27,13 +27,13 @@ type Part struct {
 	Name     string // of the files NAME.mod and NAME.sum
 	Module   string
 	Version  string
-	Packages []string          // with the programs; empty: the module's own
+	Packages []string          // import paths of the programs; empty: the module's main package
 	Set      map[string]string // variables of packages that the linker sets
 	Edit     Edit
 }
 
-// An Edit replaces a text of the main package of the last program before the build. Without
-// Old it does nothing.
+// An Edit replaces the text Old in the main package of the last program before the build. If
+// Old is empty, it does nothing.
 type Edit struct{ Old, New string }
 
 const componentVersion = "k8s.io/component-base/version."
@@ -52,7 +52,7 @@ func All() []Part {
 		{
 			Name: "kubernetes", Module: "k8s.io/kubernetes", Version: "v1.35.4",
 			Packages: []string{"cmd/kube-apiserver", "cmd/kube-controller-manager", "cmd/kube-scheduler"},
-			// Without them the server reports a version that Kueue cannot read.
+			// Without these variables, the server reports a version that Kueue cannot parse.
 			Set: map[string]string{componentVersion + "gitVersion": "v1.35.4", componentVersion + "gitMajor": "1", componentVersion + "gitMinor": "35"},
 		},
 	}
@@ -120,9 +120,9 @@ func (p Part) directory(goVersion string) (string, error) {
 
 // A Builder builds parts.
 type Builder struct {
-	Dir    string    // it keeps the programs; see Dir
-	Log    io.Writer // it gets lines about what is built, and the messages of go build
-	AtOnce int       // packages that go build compiles at once; 0: one a processor
+	Dir    string    // directory that keeps the programs; see Dir
+	Log    io.Writer // receives progress and the messages of go build
+	AtOnce int       // packages that go build compiles at once; 0: one per CPU
 }
 
 // Dir returns the directory that keeps the programs: multihost/kube in the user's cache
@@ -227,8 +227,8 @@ type Took struct{ Wall, CPU float64 }
 
 const tookFile = "took.json" // beside the programs
 
-// TookOf returns how long the builds of programs have taken together. If Go's cache had a
-// part of the work, that is less than a first build takes.
+// TookOf returns how long the builds of programs took together. The time is shorter than that
+// of a first build if Go's build cache helped.
 func TookOf(programs map[string]string) (sum Took, err error) {
 	seen := map[string]bool{}
 	for _, file := range programs {
@@ -301,7 +301,7 @@ func sizes(dir string) string {
 	return b.String()
 }
 
-// Tidy writes NAME.mod and NAME.sum anew in dir, for the version that Part names.
+// Tidy writes new files NAME.mod and NAME.sum into dir, for the version in p.
 func (b Builder) Tidy(ctx context.Context, p Part, dir string) error {
 	work, err := os.MkdirTemp("", "tidy-")
 	if err != nil {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestDirectories: what decides about the programs of a part is in the name of their
-// directory.
+// TestDirectories: every input of a part's build changes the name of its directory.
 func TestDirectories(t *testing.T) {
 	var seen []string
 	name := func(p Part, goVersion string) {
