@@ -11,7 +11,7 @@ in_cluster() {
 }
 
 in_cluster slices create demo --tpu-type="${TPU_TYPE:-v5litepod-16}" --node-count=2
-# Whatever ends this script, the pods must not go on to hold nodes.
+# Also if this script is interrupted, the pods must not keep their nodes.
 trap 'in_cluster slices delete demo' EXIT
 trap 'exit 130' INT
 trap 'exit 143' HUP TERM
