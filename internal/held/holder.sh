@@ -1,6 +1,5 @@
-#!/bin/bash
-# holder UNTIL LEASE: process 1 of a pod that holds a place for commands. It waits, and
-# reaps what commands leave behind (bash does so by itself).
+# !/bin/bash holder UNTIL LEASE: process 1 of a pod that waits for commands. It only sleeps.
+# bash reaps the processes that commands leave behind.
 #
 # It ends with 0 at the time UNTIL (seconds since 1970), and when nobody has used the pod
 # for LEASE seconds. 0 means never. The pod is in use while a command of a run lives in it.
@@ -22,8 +21,8 @@ uptime() {
 # lives succeeds while a run holds the lock of the pod.
 lives() { [[ -e $index/lock ]] && ! { flock -s -n 7; } 7<"$index/lock"; }
 
-# end_commands SECONDS: sends TERM to the commands, and waits until they have ended. Then
-# whoever follows them has a moment to read their last output and how they ended.
+# end_commands SECONDS: sends TERM to the commands, and waits until they have ended. Then it
+# leaves followers 3 s to read the last output and the exit status.
 end_commands() {
   local limit entry line pid start stat
   local -a fields

@@ -18,7 +18,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// describe describes a JobSet and its pods.
+// describe returns a JobSet and its pods as a resource.
 func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) provision.Resource {
 	count, workers := shape(js)
 	res := provision.Resource{
@@ -60,7 +60,7 @@ func describe(js *jobset.JobSet, pods []corev1.Pod, what provision.Commands) pro
 
 // endOf returns when the time to live of the pods is over; zero: never.
 func endOf(js *jobset.JobSet) time.Time {
-	end, _ := time.Parse(time.RFC3339, js.Annotations[annotationEnd]) // nobody else writes it
+	end, _ := time.Parse(time.RFC3339, js.Annotations[annotationEnd]) // jobSet has written this form
 	return end
 }
 
@@ -69,7 +69,7 @@ func leaseOf(js *jobset.JobSet) time.Duration {
 	for _, r := range js.Spec.ReplicatedJobs {
 		for _, c := range r.Template.Spec.Template.Spec.Containers {
 			if c.Name == Container && len(c.Command) > 0 {
-				seconds, _ := strconv.ParseInt(c.Command[len(c.Command)-1], 10, 32) // pods made before there was a lease have none
+				seconds, _ := strconv.ParseInt(c.Command[len(c.Command)-1], 10, 32) // older pods have no lease
 				return time.Duration(seconds) * time.Second
 			}
 		}
@@ -77,7 +77,7 @@ func leaseOf(js *jobset.JobSet) time.Duration {
 	return 0
 }
 
-// ended reports whether pods have ended by themselves, and when the last one did.
+// ended reports whether pods have ended by themselves. at is when the last of them ended.
 func ended(js *jobset.JobSet, pods []corev1.Pod) (at time.Time, some bool) {
 	for _, c := range js.Status.Conditions {
 		if c.Type == string(jobset.JobSetCompleted) && c.Status == metav1.ConditionTrue {
@@ -108,7 +108,7 @@ func shape(js *jobset.JobSet) (slices, workers int) {
 	return 0, 0
 }
 
-// lifeOf translates the state of a JobSet.
+// lifeOf returns the Life of a JobSet, and its state in words.
 func lifeOf(js *jobset.JobSet, ready, seen int) (provision.Life, string) {
 	count, _ := shape(js)
 	switch {
@@ -128,12 +128,13 @@ func lifeOf(js *jobset.JobSet, ready, seen int) (provision.Life, string) {
 	return provision.Provisioning, "Starting"
 }
 
-// failed reports whether JobSet has given a JobSet up.
+// failed reports whether the JobSet has failed for good.
 func failed(js *jobset.JobSet) bool {
 	return js.Status.TerminalState == string(jobset.JobSetFailed) || conditionText(js, jobset.JobSetFailed) != ""
 }
 
-// conditionText returns what a JobSet says with a condition; "" if the condition does not hold.
+// conditionText returns the text of a condition of a JobSet, or "" if the condition does not
+// hold.
 func conditionText(js *jobset.JobSet, kind jobset.JobSetConditionType) string {
 	for _, c := range js.Status.Conditions {
 		if c.Type == string(kind) && c.Status == metav1.ConditionTrue {
@@ -171,8 +172,8 @@ func byPlace(pods []corev1.Pod) map[int]map[int]*corev1.Pod {
 	return all
 }
 
-// sliceOf describes a slice, which may have no pods at the moment. It was made when its
-// newest pod was: a slice that JobSet has made again is as young as its pods.
+// sliceOf describes a slice, which may have no pods at the moment. Its time of creation is that
+// of its newest pod, because JobSet may have replaced the pods.
 func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers int) tpu.Slice {
 	s := tpu.Slice{Name: name, Created: js.CreationTimestamp.Time, Type: js.Annotations[annotationType], QueuedResource: js.Name, Labels: js.Labels, Condition: tpu.Making, Until: endOf(js), EndFlag: "--ttl"}
 	running, over := 0, 0
@@ -205,7 +206,7 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 		s.Condition, s.State = tpu.Leaving, "Deleting"
 	case running == workers:
 		s.Condition, s.State = tpu.Usable, "Running"
-	case over > 0: // commands in the other pods go on
+	case over > 0: // commands in the other pods continue
 		s.Condition, s.State = tpu.Ill, fmt.Sprintf("Ending, %d of %s run", running, event.Count(workers, "pod"))
 	default:
 		s.State = fmt.Sprintf("Pending, %d of %s run", running, event.Count(workers, "pod"))
@@ -214,7 +215,7 @@ func sliceOf(js *jobset.JobSet, name string, pods map[int]*corev1.Pod, workers i
 	return s
 }
 
-// obstacle returns why one of the pods does not run, in the words of Kubernetes; "" if
+// obstacle returns why a pod does not run, in the words of Kubernetes. It returns "" if
 // Kubernetes gives no reason.
 func obstacle(pods []corev1.Pod) string {
 	for _, p := range pods {
