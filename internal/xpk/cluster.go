@@ -13,7 +13,7 @@ import (
 // DefaultNetwork is the network that GKE uses if --custom-cluster-arguments names none.
 const DefaultNetwork = "default"
 
-// Cluster has the flags of xpk cluster create that multihost serves.
+// Cluster has the flags of xpk cluster create that multihost supports.
 type Cluster struct {
 	Name                      string // --cluster
 	TPUType, DeviceType       string
@@ -29,7 +29,7 @@ type Cluster struct {
 	Force                     bool
 }
 
-// Options returns the options of the cluster, or what is wrong with the flags.
+// Options returns the options of the cluster, or the errors of the flags.
 func (c Cluster) Options() (gke.Options, []*FlagError) {
 	var p problems
 	o := gke.Options{
@@ -125,7 +125,7 @@ func (p *problems) split(flag, text string, withValue ...string) (all []argument
 	return all
 }
 
-// fulfilled are arguments of gcloud that describe what every cluster of multihost has.
+// fulfilled are arguments of gcloud for features that every cluster of multihost has.
 var fulfilled = []string{"enable-ip-alias", "enable-dataplane-v2", "enable-multi-networking", "enable-dns-access"}
 
 // clusterArguments reads --custom-cluster-arguments.
@@ -149,8 +149,8 @@ func (p *problems) clusterArguments(text string, o *gke.Options) {
 	}
 }
 
-// poolArguments reads the arguments of node pools. Before XPK had --spot and --reservation,
-// they stood there.
+// poolArguments reads the arguments of node pools. Older command lines have spot and
+// reservation there.
 func (p *problems) poolArguments(c *Cluster) {
 	for _, given := range []struct{ flag, text string }{{"custom-nodepool-arguments", c.PoolArguments}, {"custom-tpu-nodepool-arguments", c.OldPoolArguments}} {
 		for _, a := range p.split(given.flag, given.text, "reservation", "reservation-affinity") {

@@ -6,7 +6,7 @@ import (
 	"multihost/internal/fault"
 )
 
-// A RefusedFlag is a flag of XPK that multihost does not take.
+// A RefusedFlag is the error for a flag of XPK that multihost does not support.
 type RefusedFlag struct{ name, why, advice string }
 
 func (r *RefusedFlag) Error() string { return "--" + r.name + " is not served: " + r.why }
@@ -17,8 +17,8 @@ func (r *RefusedFlag) Fault() fault.Kind { return fault.Usage }
 // Hint says what to do.
 func (r *RefusedFlag) Hint() string { return r.advice }
 
-// Refused returns the error for a flag of XPK, without dashes, that multihost does not take.
-// It returns nil for other flags.
+// Refused returns the error for a flag of XPK that multihost does not support, or nil for other
+// flags. flag has no dashes.
 func Refused(flag string) *RefusedFlag {
 	for _, r := range refused {
 		if r.name == flag || "no-"+r.name == flag {
@@ -75,17 +75,18 @@ var refused = []RefusedFlag{
 	{"use-vertex-tensorboard", "multihost makes nothing in Vertex AI", "read the training steps with: multihost metrics"},
 }
 
-// ofPools is the reason of flags that describe node pools that GKE would make for a workload.
+// ofPools is why flags are refused that describe node pools which GKE would make for a
+// workload.
 const ofPools = "the node pools of the cluster decide it"
 
-// An IgnoredFlag is a flag of XPK that multihost takes, and that changes nothing.
+// An IgnoredFlag is a flag of XPK that multihost accepts without effect.
 type IgnoredFlag struct {
 	Name   string
 	Switch bool   // it has no value
-	Why    string // it changes nothing
+	Why    string // why the flag has no effect
 }
 
-// Ignored returns the flags of a command, such as "workload create", that change nothing.
+// Ignored returns the flags without effect of a command, such as "workload create".
 func Ignored(command string) []IgnoredFlag {
 	all := []IgnoredFlag{{"skip-validation", true, "kubectl, gcloud and docker are not needed"}}
 	if strings.HasPrefix(command, "workload ") || command == "cluster create" {

@@ -17,7 +17,7 @@ import (
 // names no image.
 const DefaultBaseImage = "python:3.10"
 
-// Workload has the flags of xpk workload create that multihost serves.
+// Workload has the flags of xpk workload create that multihost supports.
 type Workload struct {
 	Name                string // --workload
 	Cluster             string
@@ -45,8 +45,8 @@ var debugLogs = []workload.Variable{
 // Priorities are XPK's priorities, the lowest first.
 var Priorities = []string{"very-low", "low", "medium", "high", "very-high"}
 
-// Spec returns the workload, or what is wrong with the flags. XPK does not bind programs to
-// a NUMA node, so the workload does not either.
+// Spec returns the workload, or the errors of the flags. Like XPK, it does not bind programs to
+// a NUMA node.
 func (w Workload) Spec() (workload.Spec, []*FlagError) {
 	var p problems
 	s := workload.Spec{
@@ -86,7 +86,7 @@ func (p *problems) cluster(name string) {
 	}
 }
 
-// CheckCluster returns what is wrong with the name of an existing cluster; nil: nothing.
+// CheckCluster returns an error if the name of an existing cluster is wrong, or nil.
 func CheckCluster(name string) *FlagError {
 	var p problems
 	if p.cluster(name); len(p) > 0 {
@@ -112,7 +112,7 @@ func (p *problems) codes(text string) (all []int) {
 	return all
 }
 
-// check looks at one part of a workload after the other, to find the flag that is wrong.
+// check checks the parts of a workload one by one, to find the wrong flag.
 func (p *problems) check(s workload.Spec) {
 	sound := workload.Spec{Name: "w", Slices: 1, Pods: 1, Command: "true", Image: "i"}
 	for _, one := range []struct {
@@ -144,11 +144,11 @@ func (p *problems) check(s workload.Spec) {
 	}
 }
 
-// ResourcesMap returns the name of the ConfigMap in which XPK and multihost note the slices
+// ResourcesMap returns the name of the ConfigMap in which XPK and multihost record the slices
 // of a cluster.
 func ResourcesMap(cluster string) string { return cluster + "-resources-configmap" }
 
-// A RoomError says that a cluster has not enough slices for a workload, now and later.
+// A RoomError reports that a cluster will never have enough slices for a workload.
 type RoomError struct {
 	Cluster, Type string
 	Workers, Has  int // workers of the workload, and nodes of the type in the cluster
@@ -164,14 +164,14 @@ func (e *RoomError) Error() string {
 // Fault returns fault.Usage: with another --tpu-type or --num-slices the workload fits.
 func (e *RoomError) Fault() fault.Kind { return fault.Usage }
 
-// Hint says where the numbers are from.
+// Hint says where the numbers come from.
 func (e *RoomError) Hint() string {
 	return "see what it has with: multihost cluster show " + e.Cluster + "; the number is from the ConfigMap " + ResourcesMap(e.Cluster)
 }
 
-// Fits returns a *RoomError if a workload can never get its nodes, as far as the data of
-// the ConfigMap ResourcesMap tells: number of nodes by accelerator type. A line that is not
-// understood counts as enough.
+// Fits returns a *RoomError if the cluster has too few nodes for a workload. data is from the
+// ConfigMap ResourcesMap, and has the number of nodes by accelerator type. A value that Fits
+// cannot parse counts as enough.
 func Fits(cluster string, data map[string]string, s workload.Spec) error {
 	has := 0
 	for name, text := range data {
@@ -219,7 +219,7 @@ func NewFilter(status, job string) (Filter, []*FlagError) {
 	return f, p
 }
 
-// Takes reports whether a workload is among those that the filter chooses.
+// Takes reports whether the filter chooses a workload.
 func (f Filter) Takes(name string, s workload.State) bool {
 	if f.Job != nil && !f.Job.MatchString(name) {
 		return false
@@ -241,9 +241,9 @@ func (f Filter) Takes(name string, s workload.State) bool {
 
 var variable = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)(?:=(.*))?$`)
 
-// EnvFile reads the text of an --env-file. A line is NAME=VALUE, or NAME for a variable of
-// this machine. A value goes to the end of its line, quotes included. Empty lines and lines
-// that begin with "#" are left out.
+// EnvFile reads the text of an --env-file. A line is NAME=VALUE, or NAME for a variable of this
+// machine. A value ends at the end of its line, and quotes are part of it. Empty lines and
+// lines that begin with "#" are ignored.
 func EnvFile(text string, lookup func(name string) (string, bool)) ([]workload.Variable, *FlagError) {
 	var all []workload.Variable
 	for n, line := range strings.Split(text, "\n") {

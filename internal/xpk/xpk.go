@@ -1,6 +1,5 @@
-// Package xpk reads the flags of XPK, Google's tool for training on GKE, and makes of them
-// what multihost's own packages take: the options of a cluster, and a workload. It reads and
-// writes no cluster.
+// Package xpk converts the flags of XPK, Google's tool for training on GKE, into the options of
+// a cluster or a workload. It calls no cluster.
 //
 // # Decisions
 //
@@ -23,7 +22,7 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A FlagError says what is wrong with the value of a flag.
+// A FlagError reports a wrong value of a flag.
 type FlagError struct {
 	Flag   string // without dashes
 	Text   string
@@ -38,14 +37,14 @@ func (e *FlagError) Fault() fault.Kind { return fault.Usage }
 // Hint returns the advice.
 func (e *FlagError) Hint() string { return e.Advice }
 
-// problems collects what is wrong with flags.
+// problems collects the errors of flags.
 type problems []*FlagError
 
 func (p *problems) add(flag, advice, format string, args ...any) {
 	*p = append(*p, &FlagError{Flag: flag, Text: fmt.Sprintf(format, args...), Advice: advice})
 }
 
-// Flags that name the same thing.
+// Pairs of flags that name the same thing.
 const (
 	tpuTypeFlag    = "tpu-type"
 	deviceTypeFlag = "device-type"
@@ -53,8 +52,8 @@ const (
 
 var withTopology = regexp.MustCompile(`^([a-z0-9]+)-([0-9]+x[0-9]+(?:x[0-9]+)?)$`)
 
-// Type reads an accelerator type as XPK writes it: v5litepod-16, or with the topology in
-// place of the number: v5p-4x4x8.
+// Type parses an accelerator type in XPK's form: v5litepod-16, or v5p-4x4x8 with the topology
+// instead of the number.
 func Type(text string) (tpu.Type, error) {
 	m := withTopology.FindStringSubmatch(strings.ToLower(text))
 	if m == nil {
@@ -94,8 +93,8 @@ func generation(name string) (tpu.Generation, bool) {
 // h100-80gb-8, n2-standard-32-4.
 var other = regexp.MustCompile(`^(l4|a100|h100|h200|b200|gb200|[a-z][0-9][a-z]?-(standard|highmem|highcpu|megamem))-`)
 
-// typeOf reads --tpu-type and --device-type, of which XPK wants exactly one. elsewhere says
-// what to do for machines without TPU chips.
+// typeOf reads --tpu-type and --device-type. XPK requires exactly one of them. elsewhere is
+// advice about machines without TPU chips.
 func (p *problems) typeOf(tpuType, device, elsewhere string) (t tpu.Type) {
 	flag, text := tpuTypeFlag, tpuType
 	switch {

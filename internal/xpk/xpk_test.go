@@ -14,7 +14,7 @@ import (
 	"multihost/internal/xpk"
 )
 
-// told joins what is wrong with flags.
+// told joins the texts of errors.
 func told(all []*xpk.FlagError) string {
 	var lines []string
 	for _, e := range all {
@@ -51,7 +51,7 @@ func TestClusterOptions(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		set   func(c *xpk.Cluster)
-		wrong string // part of what is told; "": nothing is wrong
+		wrong string // part of the errors; "": there is none
 	}{
 		{name: "two networks", set: func(c *xpk.Cluster) { c.Arguments = "--network=a --subnetwork b --network 'A B'" }, wrong: "custom-cluster-arguments: --custom-cluster-arguments: --network: network name \"A B\": want"},
 		{name: "a long network", set: func(c *xpk.Cluster) { c.Arguments = "--network=" + strings.Repeat("n", 63) }},
@@ -164,7 +164,7 @@ func TestWorkloadFlags(t *testing.T) {
 	}
 }
 
-// The JobSet of XPK's defaults has the names, labels and limits by which XPK finds it.
+// The JobSet for XPK's defaults has the names, labels and limits with which XPK finds it.
 func TestJobSetIsXPKs(t *testing.T) {
 	t.Parallel()
 	w := work()
@@ -220,8 +220,8 @@ func TestParallelContainers(t *testing.T) {
 	}
 }
 
-// XPK puts these commands and values into a YAML text, which is then wrong or means
-// something else. Here the program gets them as they are.
+// In XPK, these commands and values break the YAML text or change its meaning. multihost passes
+// them to the program unchanged.
 func TestTextsThatBreakXPK(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
