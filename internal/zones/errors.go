@@ -10,7 +10,7 @@ import (
 // A NoTypeError says that a zone does not offer an accelerator type.
 type NoTypeError struct {
 	Type, Zone string
-	Zones      []string // zones that offer it, of those that answered, nearest first
+	Zones      []string // zones known to offer the type, nearest first
 	Err        error    // the API's refusal
 }
 

@@ -1,6 +1,5 @@
-// Package zones answers two questions: which zones have Cloud TPU, and which of them offer
-// an accelerator type. It adds the answers to refusals of the API. It makes calls, but
-// keeps no state.
+// Package zones finds the zones that have Cloud TPU, and those that offer an accelerator type.
+// It adds this information to refusals of the API. It keeps no state.
 package zones
 
 import (
@@ -101,9 +100,9 @@ func near(zone string, zones []string) (near []string) {
 
 // An Offer says where an accelerator type is offered.
 type Offer struct {
-	Known bool     // Here is certain: the API answered for the client's zone
+	Known bool     // the API answered for the client's zone, so Here is certain
 	Here  bool     // the client's zone offers the type
-	Zones []string // other zones that offer it, those of the same region first; also nil if they did not answer
+	Zones []string // other zones that offer the type, those of the same region first; nil also if none answered
 }
 
 // Offering asks the API which zones offer an accelerator type. If a call for a zone fails, the
