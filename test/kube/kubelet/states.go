@@ -99,8 +99,8 @@ func (s *states) until(what string, f func() error) {
 	}
 }
 
-// get returns a pod. If the API has another pod of that name, the error is that pod was not
-// found.
+// get returns a pod. If the API has another pod of that name, the error says that the pod was
+// not found.
 func (s *states) get(pod *corev1.Pod) (*corev1.Pod, error) {
 	o, err := s.client.Resource(podsGVR).Namespace(pod.Namespace).Get(s.ctx, pod.Name, metav1.GetOptions{})
 	if err != nil {
