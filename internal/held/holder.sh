@@ -1,5 +1,6 @@
-# !/bin/bash holder UNTIL LEASE: process 1 of a pod that waits for commands. It only sleeps.
-# bash reaps the processes that commands leave behind.
+#!/bin/bash
+# holder UNTIL LEASE: process 1 of a pod that waits for commands. It only sleeps. bash reaps
+# the processes that commands leave behind.
 #
 # It ends with 0 at the time UNTIL (seconds since 1970), and when nobody has used the pod
 # for LEASE seconds. 0 means never. The pod is in use while a command of a run lives in it.
