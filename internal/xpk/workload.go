@@ -170,8 +170,8 @@ func (e *RoomError) Hint() string {
 }
 
 // Fits returns a *RoomError if the cluster has too few nodes for a workload. data is from the
-// ConfigMap ResourcesMap, and has the number of nodes by accelerator type. A value that Fits
-// cannot parse counts as enough.
+// ConfigMap ResourcesMap, and has the number of nodes by accelerator type. If Fits cannot parse
+// an entry, it assumes that there are enough nodes.
 func Fits(cluster string, data map[string]string, s workload.Spec) error {
 	has := 0
 	for name, text := range data {

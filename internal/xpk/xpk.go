@@ -44,7 +44,7 @@ func (p *problems) add(flag, advice, format string, args ...any) {
 	*p = append(*p, &FlagError{Flag: flag, Text: fmt.Sprintf(format, args...), Advice: advice})
 }
 
-// Pairs of flags that name the same thing.
+// Two flags for the same value.
 const (
 	tpuTypeFlag    = "tpu-type"
 	deviceTypeFlag = "device-type"
