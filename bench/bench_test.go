@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every client writes all bytes of each worker's output.
+// Every client writes the whole output of each worker into a file.
 func TestClientsGetWhatTheLoadServerSends(t *testing.T) {
 	testkit.Need(t, "ssh-keygen")
 	l, err := openLab(t.Context(), options{binary: os.Args[0], most: 3})
