@@ -121,7 +121,7 @@ func (*NameError) Fault() fault.Kind { return fault.Usage }
 
 var nameForm = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
 
-const mostName = 63 // characters of a host name; pods have the name of their host
+const mostName = 63 // characters of a host name; a pod's name is also its host name
 
 // sliceNames returns the names of the slices of a resource.
 func sliceNames(id string, n int) []string {
