@@ -40,7 +40,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// Ask asks the API once a minute. After an error of the API, it keeps no names.
+// Ask asks the API at most once a minute. After an error of the API, it keeps no names.
 func TestAsk(t *testing.T) {
 	t.Parallel()
 	asked := 0
