@@ -50,7 +50,7 @@ func MaskSecrets(text string, env []config.EnvVar) string {
 // newline, so a Masker never holds back a whole line.
 type Masker struct {
 	Words [][]byte // longest first, none empty
-	held  []byte   // may be the beginning of a word
+	held  []byte   // end of the stream so far, if it may begin a word
 	out   []byte
 }
 
