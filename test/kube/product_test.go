@@ -22,7 +22,7 @@ import (
 type user struct {
 	*testing.T
 	program string
-	dir     string // where commands are typed
+	dir     string // directory in which commands run
 	env     []string
 }
 
