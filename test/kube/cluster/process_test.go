@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestNoOrphans: a part dies with the process that started it.
+// TestNoOrphans: a part is killed when the process that started it dies.
 func TestNoOrphans(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), parent+"=1", "TMPDIR="+t.TempDir())
