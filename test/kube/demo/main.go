@@ -179,7 +179,7 @@ func command(ctx context.Context, kubeconfig, dir string, argv []string) error {
 	_ = g.Process.Kill() // before alive is closed, which would start the guard's work
 	alive.Close()
 	_ = g.Wait()                                        // it was killed
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // mostly nothing is left of the group
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // usually the group has no process left
 	if err != nil {
 		return fmt.Errorf("run %s: %w", strings.Join(argv, " "), err)
 	}
