@@ -31,7 +31,7 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
-// TestFailedBuild: a build that fails leaves nothing.
+// TestFailedBuild: a failed build leaves no files.
 func TestFailedBuild(t *testing.T) {
 	b := Builder{Dir: t.TempDir(), Log: t.Output()}
 	p := Part{Name: "etcd", Module: "none.invalid/x", Version: "v1.0.0"}
