@@ -297,7 +297,7 @@ func (from lifeDraw) draw(t *rapid.T, names []string, perSlice int, faults, time
 
 // A lifePlot is a sequence of deeds that chance alone rarely combines.
 type lifePlot struct {
-	rows [][]string // the plot draws one deed from each row. All its deeds are on one machine
+	rows [][]string // one deed of each row, chosen at random, becomes a part of the story. All these deeds are on one machine
 
 	// With runs, the plot begins after the first deed, on the same machine, once the
 	// command runs. The deeds after the plot wait until its effects have had time to show.

@@ -210,8 +210,8 @@ func (r *rack) Undoing(id string, _ ...string) provision.Undoing {
 	}
 }
 
-// strike makes boxes of an order go dark. Depending on word, the rack takes all of them
-// away or repairs the last one.
+// strike makes machines of an order fail. The parameter word is the state that the rack then
+// shows: it takes all of them away, or repairs the last one.
 func (r *rack) strike(id, word string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

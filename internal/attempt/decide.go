@@ -143,10 +143,10 @@ func (r *decider) settleWith(in *Decision, runs []workers.FoundRun) error {
 }
 
 // unseen reports whether all workers that answer have an attempt of this run whose end
-// nobody has seen. The attempt is running, or it ended while no runner was there. Without a
-// record of the attempt on this machine, only an unmarked success of the newest attempt is
-// unseen. A runner that sees a success marks it on the workers, unless it deletes the
-// slices next.
+// nobody has seen. The attempt is running, or it ended while no runner was there. If this
+// machine has no record of an attempt that has ended, the attempt is unseen only if it is the
+// newest, has succeeded, and no runner has marked it. A runner that sees a success marks it on
+// the workers, unless it deletes the slices next.
 func (r *decider) unseen(found workers.FoundRun, newest bool) bool {
 	if !found.Info.Mine || len(found.Workers) < r.workers.Reached() {
 		return false

@@ -77,8 +77,8 @@ func (p *Provider) Door(ctx context.Context, s tpu.Slice, l provision.Login) (pr
 	return p.logins.Door(ctx, s, l.Name, l.PublicKey, nodes.OSLoginOptions{Account: l.Account})
 }
 
-// holder returns the Holder of one VM's keys. The parameter listed has the metadata of the
-// slice: from its template, and what all VMs got later.
+// holder returns the Holder of one VM's keys. The parameter listed is the metadata of the
+// slice: that of its template, with what was later added to all VMs.
 func (p *Provider) holder(vm string, listed map[string]string) nodes.Holder {
 	fingerprint := ""
 	return nodes.Holder{

@@ -51,8 +51,9 @@ func repeats(rec *record.Record, work, project, zone string, r provision.Request
 		len(rec.Slices) == max(1, r.NodeCount) && (rec.Slices[0].Type == "" || rec.Slices[0].Type == r.Type.Name)
 }
 
-// madeSince reports whether another command has made res after the slices of the record. It
-// compares only times of the provider's clock, because this machine's clock may be wrong.
+// madeSince reports whether another command has made res after the slices of the record: res
+// is younger than these slices, or it has none of them. madeSince compares only times of the
+// provider's clock, because this machine's clock may be wrong.
 func madeSince(rec *record.Record, res provision.Resource) bool {
 	newest := time.Time{}
 	for _, s := range rec.Slices {

@@ -10,7 +10,7 @@ const (
 	LabelTool = "multihost-tool" // always ToolName
 	LabelRun  = "multihost-run"  // LabelValue of the run's name
 	LabelUser = "multihost-user" // LabelValue of the user's login
-	LabelJob  = "multihost-job"  // LabelValue of the job that deletes the resource at its end
+	LabelJob  = "multihost-job"  // LabelValue of the job that made the resource. The job deletes it when the job ends
 )
 
 // ToolName is the value of LabelTool.

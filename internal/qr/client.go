@@ -253,9 +253,9 @@ func (c *Client) listResources(ctx context.Context, size int64) ([]Resource, err
 	return all, nil
 }
 
-// slicesOf returns the nodes of r, in the order of r.Nodes, whose indexes become their
-// Index. The name alone does not decide: a slice that another queued resource made never
-// belongs to r.
+// slicesOf returns the nodes of r, in the order of r.Nodes. Their Index is the position in
+// r.Nodes. A slice that another queued resource has made never belongs to r, even if its name
+// is in r.Nodes.
 func slicesOf(r Resource, nodes []tpu.Slice) []tpu.Slice {
 	index := make(map[string]int, len(r.Nodes))
 	for i, name := range r.Nodes {

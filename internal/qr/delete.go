@@ -140,7 +140,7 @@ type goneWait struct {
 	force bool
 }
 
-// A deletion holds what is known about the request for it.
+// A deletion is the state of the request to delete a queued resource.
 type deletion struct {
 	op     *tpuapi.Operation
 	issued time.Time // zero: not requested yet

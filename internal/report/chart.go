@@ -72,7 +72,7 @@ type measure struct {
 	of              func(*metrics.Series) []metrics.Number
 	text            func(float64) string
 	spread          bool // with a band from the lowest to the highest single step
-	speed           bool // a speed: the first steps, which compile, have values far from the others
+	speed           bool // a speed: the axis leaves out the first steps, whose values contain compilation
 	column          string
 }
 

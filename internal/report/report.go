@@ -5,9 +5,9 @@
 // needs no JavaScript: the script only lets people read single points and sort, and updates
 // the live page. Everything that workers have printed is only text on the page.
 //
-// The package computes no figure. Each figure on the page carries its place in the metrics
-// document, and is that value, rounded for people. A page is smaller than MaxBytes for any
-// number of workers and steps. If it joins or leaves out something for that, it says so.
+// The package computes no figure. Each figure on the page is a rounded value of the metrics
+// document, and names its place there. A page is smaller than MaxBytes for any number of
+// workers and steps. A page that joins or leaves out data to be small says so.
 //
 // # Decisions
 //

@@ -141,10 +141,10 @@ func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record
 	return now, nil
 }
 
-// besides adds to now the attempts of an older record of the same name. It also gives now a
-// directory in which its logs do not mix with theirs.
-func besides(now, older *record.Record) {
-	now.Attempts, now.LogDir = older.Attempts, older.Place(now.Attempt, now.Slices, now.LogDir, false)
+// besides copies the attempts of an older record of the same name into rec. It also gives rec
+// a directory in which its logs do not mix with those of the older attempts.
+func besides(rec, older *record.Record) {
+	rec.Attempts, rec.LogDir = older.Attempts, older.Place(rec.Attempt, rec.Slices, rec.LogDir, false)
 }
 
 // isAgain reports whether a run on other slices is the recorded run, started again. A job's

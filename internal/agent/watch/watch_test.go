@@ -149,7 +149,7 @@ func (w *worker) arm(t Terms) string {
 	return out.String()
 }
 
-// guest does what the startup script does after root has kept the program.
+// guest does what the startup script does after root has saved the program.
 func (w *worker) guest(t Terms) {
 	w.t.Helper()
 	w.c.Do(func() { w.c.Terms = t.Text() })

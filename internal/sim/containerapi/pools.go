@@ -132,7 +132,7 @@ func isTPU(machine string) bool {
 	return strings.HasPrefix(machine, "ct") || strings.HasPrefix(machine, "tpu")
 }
 
-// sliceOf returns the nodes of the slice that a pool is, if it is one.
+// sliceOf returns the nodes of a node pool that is a slice, and false for other pools.
 func (c *call) sliceOf(p *container.NodePool) (tpu.Nodes, bool) {
 	topology := ""
 	if p.PlacementPolicy != nil {

@@ -19,7 +19,7 @@ const addressTries = 200
 // Loopback gives each machine its own address in 127.64.0.0/10, and the same port.
 type Loopback struct {
 	taking sync.Mutex
-	port   int    // if not configured, 0 until there is a first address
+	port   int    // port of all addresses. If it is not configured, the first address chooses it; 0 until then
 	next   uint32 // the next address to try
 }
 
