@@ -286,7 +286,7 @@ func runSteps(t *testing.T, d *markdown, steps []docStep) {
 	project := filepath.Join(work, "project")
 	copyProject(t, project)
 	// Nothing here may ask the internet for this machine's address.
-	testkit.Must(t, os.WriteFile(filepath.Join(work, "bin/curl"), []byte("#!/bin/sh\necho 203.0.113.7\n"), 0o755))
+	testkit.WriteProgram(t, filepath.Join(work, "bin/curl"), "#!/bin/sh\necho 203.0.113.7\n")
 
 	agent, err := builtAgent()
 	testkit.Must(t, err)

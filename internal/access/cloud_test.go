@@ -21,7 +21,7 @@ func TestAGcloudThatHangsIsLeft(t *testing.T) {
 	dir := t.TempDir()
 	said := filepath.Join(dir, "pid")
 	script := "#!/bin/sh\nsleep 1000 &\necho $! >" + said + ".new\nmv " + said + ".new " + said + "\nwait\n"
-	testkit.Must(t, os.WriteFile(filepath.Join(dir, "gcloud"), []byte(script), 0o700))
+	testkit.WriteProgram(t, filepath.Join(dir, "gcloud"), script)
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -58,7 +57,7 @@ func (w *localRunner) tool(t *testing.T, name, script string) {
 	}
 	path, err := exec.LookPath(name)
 	testkit.Must(t, err)
-	testkit.Must(t, os.WriteFile(filepath.Join(w.tools, name), fmt.Appendf(nil, "#!/bin/bash\nREAL=%s\n%s\n", path, script), 0o755))
+	testkit.WriteProgram(t, filepath.Join(w.tools, name), fmt.Sprintf("#!/bin/bash\nREAL=%s\n%s\n", path, script))
 }
 
 func text(sink *testkit.Recorder) (all string) {

@@ -67,7 +67,7 @@ func (v *vm) agent(text string) {
 
 // stand replaces a program of the worker by a script.
 func (v *vm) stand(name, text string) {
-	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
+	testkit.WriteProgram(v.t, filepath.Join(v.root, "bin", name), "#!/bin/bash\n"+text+"\n")
 }
 
 func (v *vm) serve(w http.ResponseWriter, r *http.Request) {
@@ -112,7 +112,7 @@ func (v *vm) boot(key string, limit time.Duration, done func() bool) string {
 	ctx, cancel := context.WithTimeout(v.t.Context(), limit)
 	defer cancel()
 	script := filepath.Join(v.root, key)
-	testkit.Must(v.t, os.WriteFile(script, []byte(detach.Job{Agents: v.agents}.Metadata()[key]), 0o755))
+	testkit.WriteProgram(v.t, script, detach.Job{Agents: v.agents}.Metadata()[key])
 	cmd := exec.CommandContext(ctx, "/bin/bash", script)
 	cmd.Env = []string{"PATH=" + filepath.Join(v.root, "bin") + ":" + os.Getenv("PATH"), "HOME=" + filepath.Join(v.root, "home"), "MULTIHOST_ROOT_TMP=" + v.root,
 		"MULTIHOST_ROOT_DEV=" + v.root, "GCE_METADATA_HOST=" + strings.TrimPrefix(v.url, "http://")}

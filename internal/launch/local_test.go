@@ -98,9 +98,11 @@ func (l *local) write(name, text string, mode os.FileMode) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		l.t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(text), mode); err != nil {
-		l.t.Fatal(err)
+	if mode == 0o755 {
+		testkit.WriteProgram(l.t, path, text)
+		return
 	}
+	testkit.Must(l.t, os.WriteFile(path, []byte(text), mode))
 }
 
 func (l *local) Name() string               { return "s0w0" }

@@ -222,7 +222,7 @@ func (v *vm) boot(terms Terms) {
 	m := terms.Metadata(v.agents, nil)
 	v.c.Do(func() { v.c.Terms = m["multihost-lease"] })
 	script := filepath.Join(v.root, "startup")
-	testkit.Must(v.t, os.WriteFile(script, []byte(m["startup-script"]), 0o755))
+	testkit.WriteProgram(v.t, script, m["startup-script"])
 	boot := exec.Command("/bin/bash", script)
 	boot.Env, boot.Dir = v.env, v.root
 	if out, err := boot.CombinedOutput(); err != nil {
@@ -232,7 +232,7 @@ func (v *vm) boot(terms Terms) {
 
 // stand replaces a program of the worker by a script.
 func (v *vm) stand(name, text string) {
-	testkit.Must(v.t, os.WriteFile(filepath.Join(v.root, "bin", name), []byte("#!/bin/bash\n"+text+"\n"), 0o755))
+	testkit.WriteProgram(v.t, filepath.Join(v.root, "bin", name), "#!/bin/bash\n"+text+"\n")
 }
 
 // A lease works over SSH with any start-up files of the login. The agent is sent once. When

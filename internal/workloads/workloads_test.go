@@ -88,7 +88,7 @@ func agentFile(t *testing.T) string {
 	text, err := built.Unpack()
 	testkit.Must(t, err)
 	path := filepath.Join(testkit.SharedDir(t), workload.AgentFile)
-	testkit.Must(t, os.WriteFile(path, text, 0o755))
+	testkit.WriteProgram(t, path, string(text))
 	return path
 }
 

@@ -124,7 +124,9 @@ func (w *world) config() Config {
 	for key, value := range w.keys {
 		fmt.Fprintf(&text, "%s=%s\n", key, value)
 	}
+	w.mu.Lock()
 	w.values["attributes/multihost-job"] = text.String()
+	w.mu.Unlock()
 	return Config{Home: w.dir, Root: w.dir, Proc: w.dir, Metadata: &agent.Metadata{Transport: w}, Transport: w, System: w, Out: &w.out}
 }
 

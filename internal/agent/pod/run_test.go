@@ -369,9 +369,7 @@ func TestTheCommandIsBoundToANUMANode(t *testing.T) {
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", bin+":"+path)
 	numactl := func(text string) {
-		if err := os.WriteFile(filepath.Join(bin, "numactl"), []byte("#!/bin/bash\n"+text+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.WriteProgram(t, filepath.Join(bin, "numactl"), "#!/bin/bash\n"+text+"\n")
 	}
 	run := func(numa string) string {
 		c := begin(t, "echo command", func(c *Config) { c.NUMA, c.Sys = numa, sys })

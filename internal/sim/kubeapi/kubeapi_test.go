@@ -151,7 +151,7 @@ func TestFaults(t *testing.T) {
 func TestTerminationMessage(t *testing.T) {
 	testkit.NoLeaks(t)
 	program := filepath.Join(t.TempDir(), "program")
-	testkit.Must(t, os.WriteFile(program, []byte("#!/bin/bash\nprintf 'arguments: %s' \"$*\" >$MULTIHOST_ROOT_DEV/dev/termination-log\n"), 0o755))
+	testkit.WriteProgram(t, program, "#!/bin/bash\nprintf 'arguments: %s' \"$*\" >$MULTIHOST_ROOT_DEV/dev/termination-log\n")
 	s, _ := startWith(t, kubeapi.Config{Dir: t.TempDir(), Programs: map[string]string{"agent": program}})
 	all := s.Objects()
 	o, err := store.Parse([]byte(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeName": "n", "restartPolicy": "Never",
