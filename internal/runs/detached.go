@@ -44,8 +44,8 @@ type BucketRun struct {
 // errElsewhere says that a run belongs to another project or zone than the command.
 var errElsewhere = errors.New("started in another project or zone")
 
-// FindBucketRun finds a job without runner by its name, in the bucket that the user names,
-// or else in that of this machine's record. It returns nil for other runs.
+// FindBucketRun finds a job without runner by its name. It looks in the bucket that the user
+// names, or else in the bucket of this machine's record. It returns nil for other runs.
 func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error) {
 	if d.OpenBucket == nil {
 		return nil, nil // no cloud knows these hosts
@@ -79,8 +79,8 @@ func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error)
 	return &BucketRun{Deps: d, Store: b, Desc: desc}, nil
 }
 
-// Record returns the record that this machine would have if it had started the run. Its
-// slices are the present ones.
+// Record returns the record that this machine would have if it had started the run. A slice
+// has a UID only if it is ready now. If the slices cannot be listed, the record has none.
 func (r *BucketRun) Record(ctx context.Context, attempt int) (*record.Record, error) {
 	rec := &record.Record{Run: r.Desc.Run, Attempt: max(1, attempt), Project: r.Desc.Project, Zone: r.Desc.Zone, Prefix: r.Desc.Resource, Login: r.Desc.Login,
 		Owner: r.Desc.Owner, Created: r.Desc.Created, Command: r.Desc.Command, Workers: len(r.Desc.IDs()),
@@ -143,9 +143,9 @@ type attaching struct {
 
 	followed int // the attempt that was followed over SSH as long as possible; -1: none
 	out      stage.Outcome
-	sum      *event.Summary // its summary; nil: it was not followed to its end
+	sum      *event.Summary // summary of that attempt; nil: it was not followed to its end
 
-	shown   map[tpu.WorkerID]int64 // how much of each worker's log of attempt shownOf has been shown
+	shown   map[tpu.WorkerID]int64 // bytes shown of each worker's log, for the attempt shownOf
 	shownOf int
 	logs    follow.LogWait
 }
@@ -156,7 +156,7 @@ type nextRound int
 const (
 	atOnce nextRound = iota
 	afterPause
-	atEnd // this was the last round: it has returned how the command ended
+	atEnd // there is no further round
 )
 
 // A roundStep is what a round does once it knows the state of the run.
@@ -293,7 +293,8 @@ func (a *attaching) bring(ctx context.Context, rec *record.Record) error {
 	return a.bringLogs(ctx, rec, a.shown)
 }
 
-// end reports the end of the run: as SSH has shown it, if the bucket agrees.
+// end reports the end of the run. If SSH has shown the end and the bucket agrees, end emits
+// the summary from SSH. Otherwise it uses the reports in the bucket.
 func (a *attaching) end(ctx context.Context, rec *record.Record, state detach.State) (stage.Outcome, error) {
 	defer func() { // after the summary
 		if !a.sayKept(ctx, state) {
@@ -482,8 +483,8 @@ func (r *BucketRun) bringLogs(ctx context.Context, rec *record.Record, shown map
 }
 
 // bringLog copies a worker's log from an offset on; -1 means the end of the local log. It
-// returns the offset of the end. Several processes may do so at a time, because each writes
-// every byte at that byte's offset.
+// returns the offset of the end. Several processes may copy one log at the same time,
+// because each writes every byte at that byte's offset.
 func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.WorkerID, from int64) (int64, error) {
 	file, err := os.OpenFile(rec.LogPath(id), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -501,7 +502,7 @@ func (r *BucketRun) bringLog(ctx context.Context, rec *record.Record, id tpu.Wor
 	return from + n, err
 }
 
-// A localLog is a log that is written from an offset on, and shown as it is written.
+// A localLog writes a log from an offset on, and shows what it writes.
 type localLog struct {
 	sink event.Sink
 	file *os.File
@@ -568,7 +569,7 @@ func (r *BucketRun) exists(ctx context.Context) bool {
 	return err != nil && gcp.ClassOf(err) != gcp.NotFound || err == nil && r.owns(res)
 }
 
-// Judge reports how the run ended on each worker and returns its summary.
+// Judge emits how the run ended on each worker, and returns the summary of the run.
 func (r *BucketRun) Judge(rec *record.Record, state detach.State, begin time.Time) event.Summary {
 	for _, e := range state.Ended {
 		r.Sink.Emit(event.WorkerDone{Slice: e.Worker.Slice, Worker: e.Worker.Worker, Code: e.Code, Signal: e.Signal, Reason: e.Reason, End: e.At})
@@ -604,8 +605,8 @@ func endText(e detach.End) string {
 	return launch.Exit{Code: e.Code, Signal: e.Signal}.String()
 }
 
-// sayBackground reports the processes that the command has left, as the workers counted
-// them.
+// sayBackground reports the processes that the command has left in the background, as the
+// workers counted them.
 func (r *BucketRun) sayBackground(sum *event.Summary, state detach.State) {
 	processes, ids := state.LeftBehind()
 	follow.SayLeftBehind(r.Sink, sum, processes, ids, follow.BackgroundCureDetached)
@@ -652,9 +653,9 @@ func (r *BucketRun) stopKept(ctx context.Context, o StopOptions, k kept) error {
 }
 
 // stop ends the run for good. It writes the stop into the bucket, which all workers read,
-// and also stops the workers that it reaches over SSH. It returns when every worker has
-// ended, or when no worker has reported yet. It deletes a queued resource without workers,
-// because nobody else would.
+// and also stops the workers that it reaches over SSH. It waits until every worker has
+// ended. If no worker has reported yet, it does not wait. It deletes a queued resource
+// without workers, because nobody else would.
 func (r *BucketRun) stop(ctx context.Context, o StopOptions) error {
 	watch := stage.Stopwatch{Sink: r.Sink, Clock: r.Clock}
 	before, err := r.Store.State(ctx, r.Desc.Run)
@@ -719,7 +720,7 @@ func (l stopLook) step() stopStep {
 	return stopAwait
 }
 
-// do tells the workers to end the run, and returns when they have.
+// do tells the workers to end the run, and waits as described at stop.
 func (e *ending) do(ctx context.Context) (string, error) {
 	unsure := func(err error) (string, error) {
 		return "", stage.InterruptedOr(ctx, workers.MayStillRun(&stage.Error{Stage: stage.Stopping, Err: err}, e.Desc.Run))
@@ -784,8 +785,8 @@ func (e *ending) tell(ctx context.Context, state detach.State) {
 	}
 }
 
-// finishStop deletes the queued resource ours, if it is not nil. Then ps no longer asks for
-// the run, unless workers may still come.
+// finishStop deletes the queued resource ours, if it is not nil. Unless later says that
+// workers may still come, it makes ps stop asking for the run.
 func finishStop(ctx context.Context, r *BucketRun, ours *provision.Resource, later bool) error {
 	if ours != nil {
 		if err := deleteMade(ctx, r.Deps, r.Desc.Run, *ours, "which no worker may delete"); err != nil {
@@ -819,15 +820,15 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 // sweepLimit limits the deletion of parts that cost nothing.
 const sweepLimit = 20 * time.Second
 
-// sweep deletes the parts of a resource without slices. Its workers could not, because the
-// parts were in use until the workers had gone. It deletes no slices: another command may
-// be making the resource again.
+// sweep deletes the parts of a resource without slices. The workers could not delete the
+// parts, because these were in use until the workers had gone. sweep deletes no slices:
+// another command may be making the resource again.
 func (r *BucketRun) sweep(ctx context.Context, state detach.State) {
 	p, ok := provision.As[provision.Sweeper](provider.Of(r.Cloud, r.Desc.Kind))
 	if !ok || r.ReadOnly {
 		return
 	}
-	over := (&detach.Earlier{Description: r.Desc, State: state}).Ended() != "" // nobody can use its name again
+	over := (&detach.Earlier{Description: r.Desc, State: state}).Ended() != "" // the run is over for good
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
 	if err := p.Sweep(ctx, r.Desc.Resource, r.Desc.Run, over); err != nil {

@@ -24,7 +24,7 @@ type RunEnd struct {
 	First *tpu.WorkerID
 }
 
-// failedFirst sets first to the worker at the beginning of a verdict.
+// failedFirst sets First to the worker that the text of a verdict begins with, if any.
 func (e *RunEnd) failedFirst(text string) {
 	word, _, _ := strings.Cut(strings.ReplaceAll(text, ":", " "), " ")
 	if id, err := tpu.ParseWorkerID(word); err == nil {
@@ -74,7 +74,7 @@ func FirstOf(ends map[tpu.WorkerID]event.WorkerDone) *tpu.WorkerID {
 }
 
 // EndHere returns the end of an attempt as this machine saw it, from the journal or else
-// from the record. It returns nil if it saw none.
+// from the record. It returns nil if this machine saw no end.
 func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 	entries, _ := journal.Read(record.RunDir(stateDir, rec.Run)) // an unreadable journal has no entries
 	if e := endOfAttempt(journal.Tell(entries), attempt); e != nil {
@@ -92,8 +92,8 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 }
 
 // EndThere returns the end of the record's attempt as its workers report it, or nil if they
-// report none. If all of them are connected and none knows the verdict, EndThere uses how
-// the command ended on each.
+// report none. all says that all workers of the run are connected. If all is true and no
+// worker knows the verdict, EndThere uses how the command ended on each worker.
 func EndThere(ctx context.Context, t *workers.Connected, d Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
 	for _, f := range found {
@@ -127,8 +127,8 @@ func (e *RunEnd) judge(ends map[tpu.WorkerID]event.WorkerDone) {
 }
 
 // Ends asks the workers how the command ended. It leaves out workers that do not answer,
-// and those on which the command has not ended. It corrects the times by the workers'
-// clocks.
+// and those on which the command has not ended. It converts the times to this machine's
+// clock.
 func Ends(ctx context.Context, t *workers.Connected, ref launch.Ref) map[tpu.WorkerID]event.WorkerDone {
 	states := make([]launch.State, len(t.IDs))
 	t.Each(ctx, event.Discard, "", func(ctx context.Context, i int) (err error) {

@@ -28,7 +28,8 @@ type StopOptions struct {
 	Grace  time.Duration
 
 	// Confirm asks the user a question before kept slices are deleted. An error means no.
-	// If it is nil, the slices are deleted without a question.
+	// If Confirm is nil, the slices are deleted without a question, unless the only copy of
+	// a log would be lost.
 	Confirm func(ctx context.Context, question string) error
 }
 
@@ -52,7 +53,7 @@ func (k kept) question(p provision.Provider, zone string) string {
 	return fmt.Sprintf("%s. Delete %s with its slices (%s; %s)?", text, provision.NameOf(p, k.res.ID), tpu.FewNames(k.res.Nodes), cost)
 }
 
-// deleteKept asks the user and deletes the slices. After an error, they stay.
+// deleteKept asks the user and deletes the slices. After an error, they may still exist.
 func deleteKept(ctx context.Context, d Deps, o StopOptions, k kept) error {
 	if k.part != "" && follow.SomeoneAt(d.StateDir, k.run) {
 		return &stage.Error{Stage: stage.Stopping, Text: fmt.Sprintf("the slices of run %s stay: a command on this machine still brings its logs here (%s)", k.run, k.part),
@@ -93,8 +94,8 @@ func deleteMade(ctx context.Context, d Deps, run string, res provision.Resource,
 
 // keptOn returns the queued resources whose slices are kept for a run that has ended on
 // every worker of t. found are the runs that the workers know. All workers have answered.
-// It leaves out resources that the job of this run did not make. It also leaves out
-// resources on which a command runs, or may run because one of their slices was not asked.
+// It leaves out resources that the job of this run did not make. It returns none at all if a
+// command runs on one of the workers, or may run because a slice was not asked.
 func keptOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record, found []workers.FoundRun) ([]kept, error) {
 	if d.OnHosts() {
 		return nil, nil
@@ -131,7 +132,7 @@ func keptOn(ctx context.Context, d Deps, t *workers.Connected, rec *record.Recor
 	return mine, nil
 }
 
-// madeFor returns the resources that the job of a run has made, of the given slices.
+// madeFor returns those queued resources of the given slices that the job of a run has made.
 func madeFor(ctx context.Context, d Deps, all []tpu.Slice, run string) (mine []kept, err error) {
 	seen := map[string]bool{"": true}
 	for _, s := range all {
@@ -153,9 +154,8 @@ func madeFor(ctx context.Context, d Deps, all []tpu.Slice, run string) (mine []k
 	return mine, nil
 }
 
-// livesOrLast returns two runs, or nil for each that does not exist: a run of any name that
-// is active, as lives, and the newest run called run, as last. found has the newest run
-// first.
+// livesOrLast returns as lives an active run of any name. If there is none, it returns as
+// last the newest run called run. The other result is nil. found has the newest run first.
 func livesOrLast(found []workers.FoundRun, run string) (lives, last *workers.FoundRun) {
 	for i, f := range found {
 		switch {
@@ -169,7 +169,7 @@ func livesOrLast(found []workers.FoundRun, run string) (lives, last *workers.Fou
 }
 
 // askedWhole reports whether every slice of the resource on which a command may run was
-// asked. asked holds the slices that were.
+// asked. asked has the names of the slices that were asked.
 func askedWhole(res provision.Resource, asked map[string]bool) bool {
 	return allAsked(res) && !slices.ContainsFunc(res.Slices, func(s tpu.Slice) bool {
 		ok, _ := s.Ready()

@@ -41,12 +41,13 @@ type Seen struct {
 
 	age  time.Duration // by the worker's clock
 	part string        // how much of the run was seen, if not all; for people
-	goes string        // Gone, if slices exist; "": computed from the queued resource
+	goes string        // the text of Gone if slices exist; "" if the queued resource gives the text
 }
 
-// List asks worker 0 of every ready slice which runs it knows, and emits the runs as a
-// Result. prefix and only limit the list to slices whose names have that prefix and these
-// numbers.
+// List emits as a Result the runs that worker 0 of every ready slice knows. It adds jobs in
+// a bucket, workloads of a cluster, and jobs that have only a queued resource. The
+// parameters prefix and only select slices by name prefix and number. The list includes
+// ended runs if ended is true.
 func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error
@@ -62,7 +63,7 @@ func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bo
 	}
 	see := survey(ctx, d.Reach, prefix, only, seen)
 	var none *tpu.NoSlicesError
-	if d.Workloads != nil && errors.As(see.err, &none) { // runs need not be on held slices
+	if d.Workloads != nil && errors.As(see.err, &none) { // all runs may be workloads, which need no such slices
 		see.err = nil
 	}
 	if see.slices == nil && see.err != nil && len(seen) == 0 {

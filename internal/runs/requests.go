@@ -145,7 +145,7 @@ func waitsFor(res provision.Resource) string {
 	return "ready, no command"
 }
 
-// whenGone returns never for slices that stay.
+// never is the text of whenGone for slices that stay.
 const never = "never by itself"
 
 // whenGone says when the slices of a job are deleted if no runner continues it. begun
@@ -180,8 +180,8 @@ func lastMoment(ttl, age time.Duration, until, now time.Time) time.Duration {
 	return left
 }
 
-// atTheLatest adds to text that the slices go after the time left. It adds nothing if left
-// is negative.
+// atTheLatest adds to text that the slices are deleted within the time left. It adds nothing
+// if left is negative.
 func atTheLatest(text string, left time.Duration) string {
 	switch limit := "in " + event.Age(left); {
 	case left < 0:
@@ -193,8 +193,8 @@ func atTheLatest(text string, left time.Duration) string {
 	}
 }
 
-// sayUntil is for runs on slices of res that no job has made. It adds when their provider
-// takes the slices away, and what they cost.
+// sayUntil adds to the rows of runs on the slices of res when the provider takes the slices
+// away, and what they cost. No job has made res.
 func sayUntil(d Deps, seen []Seen, res provision.Resource) {
 	for i := range seen {
 		if overlap(seen[i].Slices, res.Nodes) {

@@ -4,7 +4,7 @@
 // # Decisions
 //
 //   - Looking at a run changes nothing. top reads a run on its workers with the code of
-//     attach, which then only takes the output into memory. Its connections refuse every
+//     attach, but keeps the output only in memory. The connections of top refuse every
 //     command that may change the worker (sshfan.Config.ReadOnly). top does not record an
 //     end that it has not seen. A byte of a log counts once, by its offset, whichever way
 //     it came.
@@ -119,9 +119,9 @@ func recordOf(d Deps, f workers.FoundRun, see sight) *record.Record {
 	return rec
 }
 
-// begunAgain is for a run whose recorded slices have gone. If another machine has started
-// the run again, on slices of the same names, it returns the record of that run, otherwise
-// nil.
+// begunAgain searches for a run whose recorded slices have gone. If another machine has
+// started the run again, on slices with the record's name prefix, begunAgain returns a
+// record of that run, otherwise nil.
 func begunAgain(ctx context.Context, d Deps, rec *record.Record) (*record.Record, error) {
 	see, match := lookFor(ctx, d.Reach, rec.Run, rec.Prefix, func(f workers.FoundRun) bool { return isAgain(rec, f) })
 	var none *tpu.NoSlicesError
@@ -147,9 +147,9 @@ func besides(rec, older *record.Record) {
 	rec.Attempts, rec.LogDir = older.Attempts, older.Place(rec.Attempt, rec.Slices, rec.LogDir, false)
 }
 
-// isAgain reports whether a run on other slices is the recorded run, started again. A job's
-// slices have the run's name, so on them the answer is yes, even for an ended run, whose
-// logs may exist only there. Several users may share other slices, so there the run must be
+// isAgain reports whether a run on other slices is the recorded run, started again. If the
+// job made the slices, they have the run's name. On them an ended run counts, too, because
+// its logs may exist only there. Several users may share other slices. A run there must be
 // active and have the same owner.
 func isAgain(r *record.Record, f workers.FoundRun) bool {
 	if f.Info.Run != r.Run || !f.Info.Mine || f.Info.Phase == launch.Aborted {
@@ -165,8 +165,8 @@ func several(name string, a, b workers.FoundRun, ready []tpu.Slice) error {
 }
 
 // notBegun returns the error about a job that has only a queued resource and no run on a
-// worker: it waits, or its runner ended during the wait. It returns nil if there is no such
-// resource.
+// worker: the job waits, or its runner ended during the wait. notBegun returns nil if there
+// is no such resource.
 func notBegun(ctx context.Context, d Deps, name string) error {
 	if d.OnHosts() {
 		return nil
@@ -208,9 +208,9 @@ func choose(match []workers.FoundRun) (f workers.FoundRun, other *workers.FoundR
 				known++
 			}
 		}
-		// A run whose workers are a subset of f's is an earlier run that f has replaced. A
-		// run that shares only some workers with f used more slices. It is an earlier run
-		// of f's only while f is active. If neither is active, the user may mean either.
+		// A run whose workers are a subset of f's is an earlier run that f has replaced. If
+		// a run shares only some workers with f, f has replaced it only if f is active. If
+		// neither is active, the user may mean either.
 		if known == 0 || known < len(o.Workers) && !f.Info.Alive() {
 			return f, &match[i]
 		}
@@ -273,8 +273,8 @@ type AttachOptions struct {
 	Patience   follow.Patience
 	Watch      follow.WatchOptions
 
-	// Secret returns the value of a variable in this machine's environment. Shown output
-	// has a mask in place of the values of variables that were secret when the run started.
+	// Secret returns the value of a variable in this machine's environment. Attach masks
+	// the values of variables that were secret when the run started.
 	Secret func(name string) (value string, ok bool)
 }
 
@@ -317,8 +317,7 @@ func attachTo(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) 
 	return out, err
 }
 
-// attachOver follows the run of a record over SSH. It leaves it to the caller to emit sum,
-// unless sum is nil.
+// attachOver follows the run of a record over SSH. The caller emits sum, unless it is nil.
 func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions) (out stage.Outcome, sum *event.Summary, err error) {
 	name, watch := rec.Run, stage.Stopwatch{Sink: d.Sink, Clock: d.Clock}
 	sel, gone, err := Recorded(ctx, d, rec)
@@ -360,10 +359,10 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	d.OpenJournal(rec.Run, "attach", secrets)
 	d.Sink.Emit(rec.AttemptEvent())
 	event.Notef(d.Sink, event.Info, "", "run %s, attempt %d: logs in %s; %s", rec.Run, rec.Attempt, rec.LogDir, d.WhatCtrlCDoes(false))
-	partly := sayUnstarted(d, t, known, rec) // if the run started on only some workers, a failure there does not stop it
+	partly := sayUnstarted(d, t, known, rec) // if true, a failure on one worker does not stop the others
 	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
-		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // the user wants to know the end of the whole run, not of a part
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // with only a part of the run seen, do not mark the run as seen
 	out, err = f.Do(ctx)
 	if err == nil {
 		err = EndOf(f)
@@ -374,9 +373,10 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	return out, f.Sum, err
 }
 
-// EndOf returns the error for a command that has followed a run: if only a part of the run
-// succeeded, or if the run's runner stopped it. It also puts that error into f's summary.
-// It returns nil if the exit status of the run's command counts.
+// EndOf returns the error for a command that has followed a run. It returns an error if only
+// a part of the run succeeded, if the run's runner stopped the command, or if the provider
+// took the slices away at the end of their time. It also sets f.Sum.ExitCode to match. It
+// returns nil if the exit status of the run's command counts.
 func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
 		return endOfAPart(f)
@@ -393,8 +393,8 @@ func EndOf(f *follow.Following) error {
 	return err
 }
 
-// endOfRunner returns the error with which the run's runner ended, if it stopped the
-// command for a reason that counts more than how the command ended.
+// endOfRunner returns the error with which the run's runner ended. It returns nil if the
+// exit status of the run's command counts.
 func endOfRunner(f *follow.Following) error {
 	_, first := f.Verdict()
 	if first < 0 || f.Rec.Bucket != "" { // the bucket says how a job without runner ended
@@ -403,10 +403,11 @@ func endOfRunner(f *follow.Following) error {
 	return stage.EndOfRunner(f.Ends[first].Exit.Reason)
 }
 
-// NewestAttempt updates a record if the attempt on the workers is newer: another machine
-// may have started the run again. It returns the workers that know the attempt, or all
-// workers if none does, and whether the attempt may be active on any worker. If the attempt
-// belongs to another login, whose files this login may not read, it returns an error.
+// NewestAttempt updates rec if the workers know a newer attempt, which another machine may
+// have started. The result known has the workers that know the attempt or did not answer. If
+// no worker reports the attempt, known has all workers. lives reports whether the attempt
+// may be active on a worker. NewestAttempt returns an error if the attempt belongs to
+// another login, because this login may not read its files.
 func NewestAttempt(ctx context.Context, d Deps, t *workers.Connected, rec *record.Record) (known []tpu.WorkerID, lives bool, err error) {
 	found, errs := t.Runs(ctx)
 	answered := 0
@@ -464,8 +465,8 @@ func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *recor
 }
 
 // Stop ends every active attempt of a run on every worker, and checks that no process is
-// left. It may be repeated. It deletes what a job has made if the command has not begun, or
-// has ended and its slices are kept.
+// left. It may be repeated. If the command of a job has not begun, or has ended and its
+// slices are kept, Stop deletes the slices that the job has made.
 func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {
@@ -543,8 +544,8 @@ func idle(ctx context.Context, t *workers.Connected, name string) error {
 	return stage.WorkersError(stage.Stopping, t.IDs, errs)
 }
 
-// stopElsewhere is for a job whose recorded slices have gone. It ends what the job has now:
-// a waiting request, or slices that another machine's runner or a later request has made.
+// stopElsewhere stops a job whose recorded slices have gone. The job may have a waiting
+// request, or new slices that another machine's runner or a later request has made.
 func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOptions) error {
 	if rec.Bucket != "" {
 		return nil
@@ -582,10 +583,9 @@ func stopElsewhere(ctx context.Context, d Deps, rec *record.Record, o StopOption
 // it still stops the others. It returns the runs that the workers knew before, and whether
 // any of them was active.
 //
-// It marks the newest attempt as stopped even if that has ended, because a runner may be
-// about to begin the next one. A runner becomes visible on a worker before it reads the
-// marks. So whoever looks after the mark was set finds every attempt that the mark does not
-// stop.
+// stopNamed also marks an ended newest attempt as stopped, because a runner may be about to
+// begin the next attempt. A runner becomes visible on a worker before it reads the mark. So
+// the second look at the workers finds every attempt that the mark has not stopped.
 func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, grace time.Duration) (found []workers.FoundRun, any bool, err error) {
 	found, errs := t.Runs(ctx)
 	stopped := map[launch.Ref]bool{}
@@ -619,7 +619,7 @@ func stopNamed(ctx context.Context, d Deps, t *workers.Connected, name string, g
 			refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 		}
 	}
-	if len(stopped) == 0 { // after a stop, stopAll has reported the workers that did not answer
+	if len(stopped) == 0 { // otherwise StopWith has reported the workers that did not answer
 		refused = append(refused, workers.MayStillRun(stage.WorkersError(stage.Stopping, t.IDs, errs), name))
 	}
 	return found, any, errors.Join(refused...)

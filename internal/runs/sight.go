@@ -23,8 +23,9 @@ type sight struct {
 	err    error              // why some of slices did not answer
 }
 
-// survey asks worker 0 of every ready slice which runs it knows. prefix and only may limit
-// the slices. It does not ask the slices of runs in seen.
+// survey asks worker 0 of every ready slice which runs it knows. The parameters prefix and
+// only select slices by name prefix and number. survey does not ask the slices of runs in
+// seen.
 func survey(ctx context.Context, d *workers.Reach, prefix string, only tpu.Numbers, seen []Seen) sight {
 	nodes, err := d.Cloud.Slices(ctx)
 	if err != nil {
@@ -52,8 +53,8 @@ func survey(ctx context.Context, d *workers.Reach, prefix string, only tpu.Numbe
 	return look(ctx, d, ready, away)
 }
 
-// look asks worker 0 of every slice of in which runs it knows. It does not ask the slices
-// of away.
+// look asks worker 0 of each slice of the first list which runs it knows. It does not ask
+// the slices of away, but adds them to the result.
 func look(ctx context.Context, d *workers.Reach, in, away []tpu.Slice) sight {
 	if len(in) == 0 {
 		return sight{away: away}
@@ -100,9 +101,10 @@ func ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice, asked []bool)
 	return found, stage.WorkersError(stage.Survey, ids, silent)
 }
 
-// lookFor surveys the slices and returns the runs for which is returns true. If these runs
-// lack slices, or if there are none, it also asks slices that are not ready and may have
-// the run called name: a command continues during maintenance of its slice.
+// lookFor surveys the slices and returns the runs for which the function is returns true. If
+// some slices of these runs are missing, or if there is no such run, lookFor also asks slices
+// that are not ready and may have the run called name. A command continues during
+// maintenance of its slice.
 func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
 	see := survey(ctx, d, prefix, nil, nil)
 	match := slices.DeleteFunc(slices.Clone(see.found), func(f workers.FoundRun) bool { return !is(f) })
@@ -122,8 +124,9 @@ func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func
 	return also, slices.DeleteFunc(slices.Clone(also.found), func(f workers.FoundRun) bool { return !is(f) })
 }
 
-// alsoAsked divides see.away. also are slices that are not ready and may have a part of the
-// run called name. rest are the others. match is what was found of that run.
+// alsoAsked divides see.away. match is what was found of the run called name. If a part of
+// that run is missing, the result also has the slices that are not ready and may have that
+// part. The result rest has the other slices.
 func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []tpu.Slice) {
 	lacks := len(match) == 0 || slices.ContainsFunc(match, func(f workers.FoundRun) bool { return unseen(f, see) != nil })
 	for _, s := range see.away {
@@ -139,8 +142,9 @@ func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []t
 	return also, rest
 }
 
-// belongs reports whether the slice s may have a part of a run found on slices of all: s
-// has the same queued resource, or its name differs from theirs only in the number.
+// belongs reports whether the slice s may have a part of the run f, which was found on slices
+// of all. It returns true if s and a slice of f have the same queued resource, or if their
+// names differ only in the number.
 func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 	return slices.ContainsFunc(f.Workers, func(id tpu.WorkerID) bool {
 		has := all[id.Slice]
@@ -148,9 +152,9 @@ func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 	})
 }
 
-// unseen returns what see lacks of a run, or nil if it has all. A worker with an older
-// version does not say how many slices the run has: then each slice counts that may have a
-// part.
+// unseen returns which parts of a run see lacks, or nil if it has all. A worker with an older
+// version does not say how many slices the run has. Every slice that may have a part then
+// counts as a part.
 func unseen(f workers.FoundRun, see sight) *record.Unseen {
 	lacks := f.Info.Slices - len(f.Workers) // one worker of each slice was asked
 	if f.Info.Slices > 0 && lacks <= 0 {

@@ -109,8 +109,8 @@ func TestASuccessOfAPartIsNone(t *testing.T) {
 	}
 }
 
-// TestAttachEndsAsTheRun: a runner may stop a run for several reasons, and attach ends in
-// the same way.
+// TestAttachEndsAsTheRun: attach ends with the same exit status as the runner that stopped
+// the run.
 func TestAttachEndsAsTheRun(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[string]int{stage.TimeoutPassed(time.Hour).Text: 75, stage.StandsStill: 75, follow.StopBy + "ann@desk": 143} {
@@ -123,7 +123,8 @@ func TestAttachEndsAsTheRun(t *testing.T) {
 	}
 }
 
-// Slices that go when their time has passed are no loss. At any other time they are.
+// If slices go after the time that the user asked for, attach reports that this time is
+// over. If they go earlier, attach reports the slices as lost.
 func TestAttachToSlicesWhoseTimeIsOver(t *testing.T) {
 	t.Parallel()
 	clock := testkit.NewJumpClock()

@@ -86,9 +86,9 @@ func findUnable(ctx context.Context, r *BucketRun, state detach.State) []detach.
 	return found
 }
 
-// unableText says in one line what the workers say, or returns "". Of several reasons, it
-// prefers that of a worker that has tried for a long time. The text is not trusted: every
-// process of a worker can write it.
+// unableText says in one line what the workers in found report, or returns "". It shows the
+// reason of the first one; findUnable puts the phase failed before the phase boot. The text
+// is not trusted: every process of a worker can write it.
 func unableText(run string, total int, found []detach.Seen) string {
 	if len(found) == 0 {
 		return ""
