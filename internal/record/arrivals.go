@@ -46,8 +46,9 @@ var LogNames = []string{"output_slice_*.txt", ".arrivals_slice_*", "stacks-*"}
 // differences to the previous entry. So the index for a day of steady output is smaller
 // than 1 MB.
 //
-// The run does not need the index. If the index cannot be written, it ends. The file is
-// open only while an entry is written, because a run may have thousands of logs.
+// If the index cannot be written, the writer stops without an error, because the run does not
+// need the index. The file is open only while an entry is written, because a run may have
+// thousands of logs.
 type ArrivalWriter struct {
 	Path string
 	Now  func() time.Time
@@ -55,7 +56,7 @@ type ArrivalWriter struct {
 	begun, failed bool
 	at            int64 // time of the last entry, in milliseconds
 	offset        int64
-	saved         int64 // time without an entry, in milliseconds, for later entries to use up
+	saved         int64 // credit for further entries, in milliseconds; an entry costs arrivalEvery
 }
 
 // Mark notes that the bytes from offset on arrive now.
@@ -121,7 +122,8 @@ func newArrivals(from int64, since time.Time) *Arrivals {
 	return a
 }
 
-// afterOf returns the time up to which entries are too old for the time since.
+// afterOf returns the time up to which entries are too old for the time since, in
+// milliseconds.
 func afterOf(since time.Time) int64 { return since.Add(-arrivalEvery).UnixMilli() }
 
 // ReadArrivals reads the index of the local log in dir, for the bytes after the offset from

@@ -14,8 +14,8 @@ func ShareLock(f *os.File) error {
 }
 
 // TryLock takes the exclusive lock on a file without waiting. The lock ends when the caller
-// closes the file. taken reports that another process has the lock. It locks a byte far
-// beyond the end, because nobody can read locked bytes.
+// closes the file. taken reports that another process has the lock. The locked byte is far
+// beyond the end of the file, because other processes cannot read locked bytes.
 func TryLock(f *os.File) (taken bool, err error) {
 	err = windows.LockFileEx(windows.Handle(f.Fd()), windows.LOCKFILE_EXCLUSIVE_LOCK|windows.LOCKFILE_FAIL_IMMEDIATELY, 0, 1, 0, &windows.Overlapped{OffsetHigh: 1})
 	return errors.Is(err, windows.ERROR_LOCK_VIOLATION), err

@@ -64,7 +64,7 @@ func (k *Keeper) CloseJournal(out stage.Outcome, err error) {
 }
 
 // A presence is a lock that tells other commands on this machine that a command is copying
-// a run's logs. It ends with the process, in whatever way that ends.
+// a run's logs. The system releases the lock when the process ends, in whatever way.
 type presence struct {
 	run  string
 	file *os.File
@@ -148,13 +148,14 @@ func (k *Keeper) Claim(job string) (release func(), err error) {
 	}
 }
 
-// Remember records a directory that a command is going to fill and nobody else writes to.
+// Remember records a directory that only this command is going to fill. No later run ships
+// the directory.
 func (k *Keeper) Remember(by, dir string) {
 	k.notRemembered(KeepWritten(k.StateDir, by, codesync.Written{Path: filepath.Dir(dir), Names: []string{filepath.Base(dir)}}))
 }
 
-// RememberFetched records files that are new on this machine. A file that existed before is
-// the user's, unless an earlier command fetched it.
+// RememberFetched records files that are new on this machine, so that no later run ships
+// them. A file that existed before is the user's, unless an earlier command fetched it.
 func (k *Keeper) RememberFetched(got []transfer.Fetched) {
 	var paths, replaced, made []string
 	for _, g := range got {
@@ -184,8 +185,8 @@ func (k *Keeper) notRemembered(err error) {
 	}
 }
 
-// MakeLogs calls make to create the directory that the user named for logs. Later runs
-// still ship other files in it.
+// MakeLogs calls make to create the directory that the user named for logs. Later runs do
+// not ship the logs, but still ship other files in the directory.
 func (k *Keeper) MakeLogs(by, dir string, make func() error) error {
 	made := MissingAbove(dir)
 	if err := make(); err != nil {

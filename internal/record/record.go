@@ -5,8 +5,8 @@
 // # Decisions
 //
 //   - The times at which lines arrived are beside the log, not in it. So the log stays as
-//     the command wrote it, and the workers need not record times. If nobody here followed
-//     a log, it has no times, and the command logs says that it shows the time of the copy.
+//     the command wrote it, and the workers need not record times. A log that nobody here
+//     followed has no times. The command logs then says that it shows the time of the copy.
 //   - run.json names the slices by id. So attach and stop mean the same machines with the
 //     same numbers, whatever has happened since.
 //   - A command that copies logs to this machine holds a shared lock (runs/<run>/present)
@@ -32,11 +32,12 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A Cluster is the Kubernetes cluster in whose pods a run is.
+// A Cluster names the Kubernetes cluster whose pods a run uses: by Name, or by Kubeconfig and
+// Context.
 type Cluster struct {
-	Name       string   `json:"name,omitempty"`       // cluster of GKE in the project and region; or
+	Name       string   `json:"name,omitempty"`       // name of a GKE cluster in the project and region
 	Kubeconfig []string `json:"kubeconfig,omitempty"` // files that describe the cluster
-	Context    string   `json:"context,omitempty"`    // in these files
+	Context    string   `json:"context,omitempty"`    // name of a context in these files
 	Namespace  string   `json:"namespace"`
 }
 
@@ -64,8 +65,8 @@ type Record struct {
 	Workers int       `json:"workers"`
 	Hosts   string    `json:"hosts,omitempty"`   // the machines of a run on hosts that no cloud knows
 	Cluster *Cluster  `json:"cluster,omitempty"` // the cluster of a run in pods
-	// Workload is the UID of the workload whose command the run is. "" means that the run is
-	// no workload.
+	// Workload is the UID of the workload that is this run. "" means that the run is no
+	// workload.
 	Workload string  `json:"workload,omitempty"`
 	Slices   []Slice `json:"slices"`
 	LogDir   string  `json:"log_dir"`
@@ -78,17 +79,17 @@ type Record struct {
 	// recorded.
 	Work string `json:"work,omitempty"`
 
-	// Removing says that the run has succeeded with whole logs, so that its job deletes the
-	// slices. The job has not recorded yet that this is done.
+	// Removing says that the job of the run deletes the slices, because the run has succeeded
+	// with whole logs. The function Removed clears it.
 	Removing bool `json:"removing,omitempty"`
 
 	// SecretEnv names the variables of the command whose values have a mask where its
 	// output is shown. The values are stored nowhere.
 	SecretEnv []string `json:"secret_env,omitempty"`
 
-	// KeepGoing says that the runner does not stop the other workers after a failure on
-	// one: with --fail-fast=false, and for a job without runner, whose workers stop each
-	// other.
+	// KeepGoing says that the runner does not stop the other workers after a failure on one.
+	// It is true with --fail-fast=false. It is also true for a job without runner, because
+	// its workers stop each other.
 	KeepGoing bool `json:"keep_going,omitempty"`
 
 	Bucket    string `json:"bucket,omitempty"` // bucket of a job without runner
@@ -311,8 +312,8 @@ func (r *Record) Save(stateDir string) error {
 	return nil
 }
 
-// SaveAhead saves the record before it is certain that its content will become true. undo,
-// which is never nil, restores the old record.
+// SaveAhead saves the record before the caller knows whether its content will become true.
+// If it does not, the caller calls undo, which restores the old record. undo is never nil.
 func (r *Record) SaveAhead(stateDir string) (undo func(), err error) {
 	old, err := LoadRecord(stateDir, r.Run)
 	if err == nil {
