@@ -4,13 +4,13 @@
 // The file is a record of all attempts, and of every command that followed the run. Several
 // commands may write it at the same time. Each line is one write at the moment of its
 // event, so a command that dies loses nothing that it emitted. Secrets are masked before
-// they reach the file. The file stays below MaxBytes: when it is nearly full, it takes only
-// the events that the story needs.
+// they reach the file. The file stays below MaxBytes: when it is nearly full, it takes no
+// more notes, states and results.
 //
 // # Decisions
 //
 //   - The journal is for people. No code reads it to act on it.
-//   - The file is made when the run exists. It then gets all events from the first one on.
+//   - The file is made when the run exists. It then also gets the earlier events.
 package journal
 
 import (
@@ -144,7 +144,7 @@ func (j *Journal) Open(o Options) error {
 	return nil
 }
 
-// mend ends a last line that a crash has cut off, and returns the size of the file.
+// mend adds a newline if a crash has cut off the last line. It returns the size of the file.
 func mend(file *os.File) (int64, error) {
 	size, err := file.Seek(0, io.SeekEnd)
 	if err != nil || size == 0 {
@@ -184,7 +184,7 @@ func (j *Journal) Emit(e event.Event) {
 	switch {
 	case j.file != nil:
 		j.write(l)
-	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // a Result is then from a command without a run
+	case len(j.held) < maxHeld && l.kind != (event.Result{}).Kind(): // before Open, a Result belongs to no run
 		j.held = append(j.held, l)
 	}
 }
@@ -240,8 +240,8 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSpace(buf.Bytes()), err
 }
 
-// masked returns text with words masked inside JSON strings. Keys and numbers stay. If a
-// secret has only digits, the line stays valid.
+// masked returns text with words masked inside JSON strings. Keys and numbers stay, so the
+// line is valid JSON even if a secret has only digits.
 func masked(text []byte, words [][]byte) []byte {
 	if len(words) == 0 {
 		return text
@@ -301,7 +301,8 @@ func (j *Journal) append(data []byte) {
 	j.file, j.fault = nil, fmt.Errorf("write the journal: %w", err)
 }
 
-// unlock unlocks j.mu. Then it reports a failed write, because the callback may emit.
+// unlock unlocks j.mu. It reports a failed write only afterwards, because the callback may
+// call Emit, which locks j.mu.
 func (j *Journal) unlock() {
 	fault, failed := j.fault, j.failed
 	j.fault = nil

@@ -17,7 +17,7 @@ import (
 // An Entry is one line of a journal.
 type Entry struct {
 	Time time.Time
-	By   string // command that wrote it; the value is in that command's lines only
+	By   string // identifies the command that wrote the line
 	Kind string
 
 	// Event is the emitted event, with masked secrets. It is nil for a kind that this

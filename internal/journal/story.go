@@ -230,7 +230,7 @@ func (t *teller) begin(w *writer, ev event.Attempt) {
 	if a.Run == "" || w.command != "attach" {
 		a.Attempt = ev
 	}
-	a.End = nil // a command sees it again
+	a.End = nil // a command follows the attempt again
 	for _, o := range t.writers {
 		if o.attempt == a && o.waiting != nil {
 			o.waiting.End = nil

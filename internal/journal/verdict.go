@@ -18,7 +18,7 @@ const (
 	Starting  RunState = "starting"
 	Running   RunState = "running"
 	Detached  RunState = "detached" // the command runs, but no multihost command on this machine follows it
-	Left      RunState = "left"     // the command may still run
+	Left      RunState = "left"     // multihost has failed after the start; the command may still run
 	Succeeded RunState = "succeeded"
 	Failed    RunState = "failed"
 	Stopped   RunState = "stopped" // the user stopped it
@@ -34,7 +34,7 @@ type Verdict struct {
 	Also  string // what else failed, for example a teardown
 }
 
-// A Known is what the run's record knows of its end.
+// A Known is what this machine's logs of a run say about its end.
 type Known struct {
 	Logs  bool // there are logs
 	Ended bool
