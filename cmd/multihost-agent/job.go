@@ -20,8 +20,8 @@ const statusFailed = 1
 // --going, it runs while the machine shuts down. A further argument names a file that
 // describes the job, in place of the metadata server.
 func job(ctx context.Context, args []string) int {
-	// Do not ignore the signal: the commands that this program starts would then ignore it,
-	// too.
+	// Catch SIGPIPE and do not ignore it. Otherwise the commands that this program starts
+	// would ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	syscall.Umask(0o022)
 	transport := agent.Transport()

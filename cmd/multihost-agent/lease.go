@@ -26,10 +26,10 @@ import (
 //	boot [FD RUN]          from the startup script of the slices, which root runs at every
 //	                       boot; the open file FD holds the lock of the watch of RUN
 //	watch RUN              keeps a watch alive; its output is the log
-//	kept boot|watch RUN    such a watch; file 3 holds its lock
+//	kept boot|watch RUN    the watch that boot or watch starts; file 3 holds its lock
 //	arm NONCE              from a runner; stdin has the terms and then the line "end"
 //	adopt NONCE            as arm, but does not examine what this worker may do
-//	renew NONCE RUN HOLD   from a runner, later: it lives, and may be silent for HOLD seconds
+//	renew NONCE RUN HOLD   from a runner that is alive, and may be silent for HOLD seconds
 //	look NONCE RUN         only reports
 //
 // Each answer is a line that begins with NONCE.
@@ -109,8 +109,8 @@ func host() *watch.Host {
 	}
 }
 
-// begin does the operations "boot [FD RUN]" and "watch RUN". Afterwards this process
-// becomes the keeper of a watch, which starts the watch as a child process.
+// begin does the operations "boot [FD RUN]" and "watch RUN". With a RUN, this process becomes
+// the keeper of a watch: it starts the watch as a child process.
 func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 	run, lock := first, (*os.File)(nil)
 	switch {
@@ -136,7 +136,7 @@ func begin(ctx context.Context, h *watch.Host, op, first, second string) error {
 // keep runs a watch as a child process. It returns nil when nothing is left to watch. If
 // this process dies, the child runs on.
 func keep(ctx context.Context, op, run string, lock *os.File) error {
-	// This name works even if somebody has removed the program's file.
+	// /proc/self/exe works even if somebody has removed the program's file.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "lease", "kept", op, run)
 	cmd.Args[0] = os.Args[0]
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdout, os.Stderr, []*os.File{lock}

@@ -101,7 +101,7 @@ func failed(err error) int {
 // beProcessOne runs the command of a container. Signals are for the command, so they do not
 // end the agent.
 func beProcessOne(cfg pod.Config, argv []string) (int, error) {
-	// Do not ignore the signal: the command would then ignore it, too.
+	// Catch SIGPIPE and do not ignore it. Otherwise the command would ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals, children := make(chan os.Signal, 64), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)

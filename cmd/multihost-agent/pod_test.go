@@ -25,8 +25,8 @@ func agentIn(dir, op string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// This is the whole life of a container. The agent is placed and runs the command. Then it
-// is told to stop, and waits until a follower has all of the output.
+// The test plays the whole life of a container. The agent is placed and runs the command.
+// After SIGTERM, the agent waits until a follower has all of the output.
 func TestAPodFromBeginToEnd(t *testing.T) {
 	t.Parallel()
 	dir, files := t.TempDir(), filepath.Join(t.TempDir(), "0")
@@ -86,7 +86,7 @@ func TestCommandsOfTheAgentHaveDefaultSignals(t *testing.T) {
 	testkit.Must(t, err)
 	ignored, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(string(out), "SigIgn:")), 16, 64)
 	testkit.Must(t, err)
-	const glibcs = 1<<31 | 1<<32 // signals 32 and 33; glibc ignores them in programs that posix_spawn starts, such as the test below make
+	const glibcs = 1<<31 | 1<<32 // signals 32 and 33, which glibc ignores in programs that posix_spawn starts
 	if ignored&^glibcs != 0 {
 		t.Errorf("ignored signals: %x", ignored)
 	}
