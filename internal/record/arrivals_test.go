@@ -33,16 +33,16 @@ func TestArrivals(t *testing.T) {
 	}
 	size = 100 // bytes that came before times were recorded
 	wrote(0, 10)
-	wrote(300*time.Millisecond, 10)  // 110, at 0.3 s
+	wrote(300*time.Millisecond, 10)  // offset 110, at 0.3 s
 	wrote(time.Millisecond, 0)       // at once: no entry
-	wrote(9999*time.Millisecond, 10) // 120, at 10.3 s
+	wrote(9999*time.Millisecond, 10) // offset 120, at 10.3 s
 	if err := appendTo(ArrivalsPath(dir, id), []byte("12")); err != nil {
 		t.Fatal(err)
 	}
 	w = writer()               // another command continues
-	wrote(time.Minute, 10)     // 130, at 70.3 s
-	wrote(-30*time.Second, 10) // the clock was set back; the time stays at 140
-	wrote(100*time.Second, 1)  // 150, at 140.3 s
+	wrote(time.Minute, 10)     // offset 130, at 70.3 s
+	wrote(-30*time.Second, 10) // offset 140; the clock was set back, so its time stays 70.3 s
+	wrote(100*time.Second, 1)  // offset 150, at 140.3 s
 	now = now.Add(time.Hour)
 	a, err := ReadArrivals(dir, id, 0, time.Time{})
 	if err != nil {
