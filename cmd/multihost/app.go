@@ -11,7 +11,7 @@ import (
 	"multihost/internal/options"
 )
 
-// app builds the commands. Nothing in it does I/O.
+// app builds the commands. It does no I/O.
 func app() *cli.App {
 	return &cli.App{
 		Name:  "multihost",
@@ -120,8 +120,8 @@ func group(of cli.Command) *cli.Command {
 	return command(of)
 }
 
-// A command calls ready once it has read its flags, before it does anything. If a flag or
-// word is wrong, ready returns the error with which the command must end.
+// ready ends the reading of flags. A command calls it before it does anything else. If a
+// flag or word is wrong, ready returns the error with which the command must end.
 func ready(c *call) error {
 	viewMode(c)
 	return c.Refusal()

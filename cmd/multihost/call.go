@@ -111,7 +111,7 @@ func (c *call) dispatch(ctx context.Context, argv []string) error {
 	if code := exitCode(err); code == exitUsage || code == exitConfig {
 		err = line.Blame(err)
 	}
-	var told *stage.Error // this error says what may still run or exist; its cause does not
+	var told *stage.Error // a *stage.Error says what may still run or exist; the cause of ctx does not
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) && !errors.As(err, &told) {
 		return context.Cause(ctx)
 	}

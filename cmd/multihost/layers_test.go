@@ -130,7 +130,8 @@ func TestAlternativesGiveWay(t *testing.T) {
 	}
 }
 
-// cmdline reads the names of a flag from its fields. They are the names that cli uses.
+// Package cmdline reads the names of a flag from the fields of the flag. The test compares
+// them with the names that package cli uses.
 func TestNamesOfFlagsAreThoseOfCLI(t *testing.T) {
 	t.Parallel()
 	everyFlag(func(command string, f cli.Flag) {

@@ -57,7 +57,7 @@ func (w *lifeWorld) awayFor(n int, how string, d time.Duration) {
 	})
 }
 
-// nobodyAnswers is the deed that makes every worker unreachable for everybody.
+// nobodyAnswers is the kind of lifeDeed that makes every worker unreachable for everybody.
 const nobodyAnswers = "no answer from any worker"
 
 func (w *lifeWorld) allAwayFor(d time.Duration) {
@@ -66,8 +66,8 @@ func (w *lifeWorld) allAwayFor(d time.Duration) {
 	}
 }
 
-// lossIn is for a worker that is away for the time d. Once the worker has been away for
-// limit, a command may count it as lost. If d is that long, lossIn notes that moment.
+// lossIn notes the moment from which a command may count an unreachable worker as lost. That
+// is after limit. If the worker is unreachable only for a shorter time d, lossIn does nothing.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {
 	if d >= limit {
 		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })
@@ -100,8 +100,8 @@ func (w *lifeWorld) deleteByPerson() {
 	}
 }
 
-// hit sets a fault of the simulator for the slice of the deed. A fault that lasts for a
-// time ends after d.lasts.
+// hit sets a fault of the simulator for the slice with the worker d.worker. The fault ends
+// after d.lasts if that is not 0.
 func (w *lifeWorld) hit(text string, d lifeDeed) error {
 	text = strings.ReplaceAll(text, "%d", fmt.Sprint(d.worker%lifeSlices))
 	err := w.inject(text)
@@ -192,8 +192,8 @@ func (w *lifeWorld) slowFor(d time.Duration) {
 	w.slow = time.Now().Add(d)
 }
 
-// fullDisk is the deed that fills the disk of a machine. In stories with it, commands print
-// much, and each machine has a disk of its own.
+// fullDisk is the kind of lifeDeed that fills the disk of a machine. In stories with a
+// fullDisk, commands print much, and each machine has a disk of its own.
 const fullDisk = "the disk is full"
 
 // fillFor fills the disk of a machine for a time.

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestLifeStoriesFound plays stories that once broke a rule, and some that chance seldom
-// draws. It checks the rules, and also how every command ends.
+// TestLifeStoriesFound plays stories that once broke a rule, and some that TestLife rarely
+// makes at random. It checks the rules, and also how every command ends.
 func TestLifeStoriesFound(t *testing.T) {
 	kit := newLifeKit(t)
 	const laptop, desk = 0, 1

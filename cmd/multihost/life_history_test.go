@@ -42,12 +42,12 @@ const (
 	factReturned factKind = "returned" // a command of multihost has ended
 	factStarted  factKind = "started"  // the command has started on a worker
 	factEnded    factKind = "ended"    // the command has ended on a worker by itself
-	factStopped  factKind = "stopped"  // who has ended the command on a worker
-	factGone     factKind = "gone"     // who took a worker away together with its command
+	factStopped  factKind = "stopped"  // the field who names the actor that ended the command on a worker
+	factGone     factKind = "gone"     // the field who names the actor that took a worker away together with its command
 	factLoss     factKind = "loss"     // from now on, a fault may cost the run an attempt
 	factExpired  factKind = "expired"  // the time of --ttl has passed
 	factMade     factKind = "made"     // the queued resource was made
-	factDeleted  factKind = "deleted"  // who has deleted the queued resource
+	factDeleted  factKind = "deleted"  // the field who names the actor that deleted the queued resource
 	factSilent   factKind = "silent"   // a waiting command of multihost has printed nothing for too long
 	factHangs    factKind = "hangs"    // a command of multihost does not end
 	factLeft     factKind = "left"     // something is billed, and nothing will delete it
@@ -153,8 +153,8 @@ func (h lifeHistory) endsWithoutReason() string {
 	return ""
 }
 
-// mayEnd reports whether the actor who has a reason to end a running attempt. A failure,
-// stop, loss or expired --ttl of an earlier attempt is no reason.
+// mayEnd reports whether an actor has a reason to end a running attempt. who names the actor.
+// A failure, stop, loss or expired --ttl of an earlier attempt is no reason.
 func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 	began := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factStarted && f.run == run && f.attempt == attempt })
 	for i, f := range h {
@@ -201,8 +201,8 @@ func (h lifeHistory) startsTwice() string {
 	return ""
 }
 
-// succeeded gets the start f of an attempt. It reports whether the attempt before f has
-// ended with 0 on every worker.
+// succeeded reports whether an attempt has ended with 0 on every worker. f is the start of
+// the next attempt.
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {
@@ -245,8 +245,8 @@ func (h lifeHistory) staysOrGoesWrongly() string {
 	return ""
 }
 
-// incomplete has texts. A command of multihost prints one of them if a log is not whole on
-// its machine, or if the run continues without the command.
+// incomplete has parts of messages. A command of multihost prints one of them if a log is not
+// whole on its machine, or if the run continues without the command.
 var incomplete = []string{"not whole here", "goes on", "may still run", "may still be running", "is lost", "left before", "left running", "stays", "gone", "stopped", "could not be asked"}
 
 func (h lifeHistory) losesLogs() string {

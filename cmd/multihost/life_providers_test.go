@@ -133,7 +133,8 @@ var lifeGCE = &lifeProvider{
 	},
 }
 
-// deletedBy notes that who deletes the run's slices with a call of the API.
+// deletedBy deletes the run's slices with a call of the API, and notes that an actor has done
+// so. who names the actor. deletedBy returns the HTTP status.
 func (w *lifeWorld) deletedBy(who, method, path string) int {
 	w.mu.Lock()
 	if w.deletes == "" {

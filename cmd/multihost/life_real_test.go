@@ -71,7 +71,7 @@ func TestLifeOnRealWorkers(t *testing.T) {
 // wait.
 const lifeRealWidth = 16
 
-// realDraw leaves out deeds that take minutes on a real clock.
+// realDraw leaves out kinds of lifeDeed that take minutes on a real clock.
 var realDraw = lifeDraw{
 	deeds: []string{
 		"type job", "type job at a terminal", "type attach", "type attach at a terminal", "type stop", "type run", "type gc --delete",

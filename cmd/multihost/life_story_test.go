@@ -24,7 +24,7 @@ type lifeStory struct {
 	steps                 []lifeDeed
 
 	onGCE bool // Compute Engine makes the slices; otherwise they belong to a queued resource
-	bound bool // … and the slices are on demand with a maximum run duration, as for every job there; otherwise they are spot
+	bound bool // with onGCE: the slices are on demand with a maximum run duration; otherwise they are spot
 }
 
 // A workerFate is how the command runs on one worker.
@@ -42,7 +42,7 @@ func (s lifeStory) fate(node string, attempt int) workerFate {
 
 func (s lifeStory) perSlice() int { return max(1, s.workers) }
 
-// needs reports whether the story has the deed what.
+// needs reports whether a step of the story is of the kind what.
 func (s lifeStory) needs(what string) bool {
 	return slices.ContainsFunc(s.steps, func(d lifeDeed) bool { return d.what == what })
 }
@@ -50,9 +50,9 @@ func (s lifeStory) needs(what string) bool {
 // A lifeDeed is one thing that happens in a story, and the time that passes after it.
 type lifeDeed struct {
 	what    string
-	machine int           // the machine on which it happens, or …
-	worker  int           // … the number of the worker; worker 0 of each slice comes first, then worker 1 of each slice
-	lasts   time.Duration // how long faults can last
+	machine int           // for a kind with onMachine: the index of the machine
+	worker  int           // for a kind with onWorker: the number of the worker; worker 0 of each slice comes first, then worker 1 of each slice
+	lasts   time.Duration // how long the fault lasts
 	then    time.Duration
 }
 
@@ -101,8 +101,8 @@ const (
 type lifeDeedKind struct {
 	on    int
 	lasts bool // the deed lasts for a time
-	often int  // weight of the deed when deeds are drawn
-	wide  int  // additional weight in a wide draw
+	often int  // weight in the random choice of deeds
+	wide  int  // additional weight if lifeDraw.wide is set
 	loss  bool // the deed may cost the run an attempt
 	onGCE bool // only slices of Compute Engine have this deed
 	do    func(w *lifeWorld, d lifeDeed)
@@ -141,7 +141,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 			w.mu.Unlock()
 		}
 	}
-	// fault returns a deed that sets a fault of the simulator: tpu for a queued resource,
+	// fault returns a function that sets a fault of the simulator: tpu for a queued resource,
 	// compute for slices that Compute Engine makes. The cloud may have nothing that the
 	// fault affects.
 	fault := func(tpu, compute string) func(w *lifeWorld, d lifeDeed) {
@@ -233,7 +233,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 	}
 }
 
-// A lifeDraw says which stories can be drawn.
+// A lifeDraw says from what random stories are made.
 type lifeDraw struct {
 	deeds               []string
 	times               []time.Duration // the possible times between two deeds
@@ -248,7 +248,8 @@ type lifeDraw struct {
 	onGCE               bool
 }
 
-// lifeWhole draws from all deeds, with the times that people and clouds take.
+// lifeWhole returns a lifeDraw with all kinds of deeds on queued resources, and the times that
+// people and clouds take.
 func lifeWhole() lifeDraw {
 	return lifeDraw{
 		deeds:       lifeDeedsOn(false),
@@ -324,7 +325,7 @@ func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDee
 		machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
 	}
 	for i, names := range p.rows {
-		times := from.times // the effect of the last deed shows only after a long time
+		times := from.times // with runs, the last deed gets a long time, because its effect shows late
 		switch {
 		case i < len(p.rows)-1:
 			times = times[:len(times)/2]

@@ -182,7 +182,7 @@ func (s lifeStory) goes() bool {
 	return s.ttl > 0 || s.keep == "" || s.keep == "on failure 10m"
 }
 
-// judge asks the rules.
+// judge returns which rule the story has broken so far and how, or "".
 func (w *lifeWorld) judge() string { return w.facts().broken() }
 
 // report describes, for people, what happened.

@@ -102,8 +102,8 @@ func (vm *lifeVM) readable() bool {
 	return vm.up && !vm.removed && vm.away == ""
 }
 
-// boot does nothing if the machine is up already, because two reboots may overlap. It also
-// does nothing if the machine is gone for good.
+// boot boots the machine. It does nothing if the machine is up already, because two reboots
+// may overlap, or if the machine is gone for good.
 func (vm *lifeVM) boot() {
 	terms := metadataOf(vm.spec, "attributes/multihost-lease") // do not hold the lock here: the API locks first its own state, then a worker
 	vm.mu.Lock()
@@ -570,8 +570,8 @@ func (vm *lifeVM) end(r *lifeRun, code int, reason, who string) {
 	vm.world.note(f)
 }
 
-// follow sends the log from an offset. The first piece that it reads has the whole log of a
-// story.
+// follow sends the log from an offset on. Logs of stories are short, so one read gets all
+// that is there.
 func (s *lifeSession) follow(args []string) int {
 	vm := s.vm
 	vm.mu.Lock()

@@ -342,7 +342,8 @@ func (w *lifeWorld) dawdle(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// loses reports whether a message is lost on its way. If so, it counts n down.
+// loses reports whether the next message is lost on its way: the counter n is not 0. It then
+// counts n down.
 func (w *lifeWorld) loses(n *int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -353,7 +354,7 @@ func (w *lifeWorld) loses(n *int) bool {
 	return true
 }
 
-// call sends a request to the API in the name of who.
+// call sends a request to the API. who names the actor that sends it.
 func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	if w.apiIsAway() {

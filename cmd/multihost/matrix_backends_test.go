@@ -197,8 +197,8 @@ func (c *cell) forReal(o *job.JobOptions) {
 	}
 }
 
-// training returns a command that trains until something happens. It keeps its checkpoint
-// in the bucket. After a restart it trains some more steps.
+// training returns a command that trains until a fault ends it. The command keeps its
+// checkpoint in the bucket. After a restart from a checkpoint, it trains 3 more steps.
 func (c *cell) training(dir string) string {
 	for _, name := range []string{"train.py", "declaration.txt"} {
 		data, err := os.ReadFile(filepath.Join("..", "..", "examples", "train", name))

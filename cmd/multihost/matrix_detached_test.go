@@ -155,7 +155,7 @@ type lonelyStage struct {
 	begin  time.Time
 	struck atomic.Bool
 	over   chan struct{}  // closed after the fault has happened
-	wg     sync.WaitGroup // goroutines that the function later starts
+	wg     sync.WaitGroup // the goroutines of bootIn
 
 	mu      sync.Mutex // nobody waits for anything while holding this lock
 	vms     []*stageVM
@@ -163,9 +163,9 @@ type lonelyStage struct {
 	arrived int       // number of workers in the phase of the fault
 	down    []outage
 	still   time.Time               // until then, nobody does anything
-	begun   map[int]map[string]bool // which workers have started an attempt
-	ends    map[int]time.Time       // the time at which its command ends …
-	code    map[int]int             // … and how
+	begun   map[int]map[string]bool // which workers have started an attempt, by attempt and name
+	ends    map[int]time.Time       // when the command ends, by attempt
+	code    map[int]int             // exit status of the command, by attempt
 	lost    int                     // newest attempt that has lost a process because a machine went down
 	shaken  bool                    // the test has rebooted a machine, so that the job has a phase between two attempts
 	closed  bool
@@ -346,7 +346,7 @@ func (s *lonelyStage) left() string {
 	return left
 }
 
-// play lets time pass until nothing more can happen. left is what exists then.
+// play lets time pass until nothing more can happen. left is what exists at the end.
 func (s *lonelyStage) play() (left string, err error) {
 	for {
 		var phase string
@@ -369,7 +369,7 @@ func (s *lonelyStage) play() (left string, err error) {
 // anybody reports whether any worker is active or about to boot.
 func (s *lonelyStage) anybody() bool { return s.anybodyOf(anyVM) }
 
-// anybodyOf is anybody for the machines that of selects.
+// anybodyOf is anybody for the machines for which the function of returns true.
 func (s *lonelyStage) anybodyOf(of func(*stageVM) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -468,7 +468,7 @@ func (s *lonelyStage) standStill(d time.Duration) {
 	s.still = s.booted.Add(d + 5*time.Second)
 }
 
-// kill takes workers away for good. reboot takes them away for two minutes.
+// kill takes workers away for good.
 func (s *lonelyStage) kill(of func(*stageVM) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -768,7 +768,7 @@ func (vm *stageVM) call(boot int, r *http.Request, body []byte) *httptest.Respon
 	return answer
 }
 
-// Run leaves what program p would leave, as far as the agent can see it.
+// Run makes the output and files of the program p, as far as the agent can see them.
 func (b stageBoot) Run(_ context.Context, p detached.Program) (detached.Output, error) {
 	var out detached.Output
 	op := slices.IndexFunc(p.Args, func(word string) bool { return strings.HasPrefix(word, "multihost-") })
@@ -819,8 +819,8 @@ func (s *lonelyStage) loses(attempt int) {
 	s.ends[attempt], s.code[attempt] = time.Now().Add(commandTime), 1
 }
 
-// looked is called when a worker has nothing to do for the moment. If the job must come
-// between two attempts, looked reboots one of the machines once both run.
+// looked is called when a worker has nothing to do for the moment. If the fault must happen
+// between two attempts, looked reboots a machine once the command runs on all workers.
 func (s *lonelyStage) looked() {
 	s.mu.Lock()
 	running := 0
@@ -842,8 +842,8 @@ func (s *lonelyStage) looked() {
 	}
 }
 
-// operate leaves what an operation of the supervisor would leave, as far as the agent can
-// see it.
+// operate makes the answer and files of an operation of the supervisor, as far as the agent
+// can see them.
 func (vm *stageVM) operate(boot int, runs, nonce, name string, args []string) (answer string) {
 	s := vm.stage
 	s.mu.Lock()

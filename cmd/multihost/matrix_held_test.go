@@ -49,7 +49,7 @@ type heldFault struct {
 	status int
 }
 
-// outageOfPods is how long a fault takes a thing away that comes back, such as the API.
+// outageOfPods is how long the API, or another thing that comes back, is away in a fault.
 const outageOfPods = 2 * time.Second
 
 var heldFaults = []heldFault{
@@ -191,7 +191,7 @@ func (c *heldCell) check(err error) {
 	}
 }
 
-// later brings back what is away.
+// later calls back after outageOfPods.
 func (c *heldCell) later(back func() error) {
 	c.back.Go(func() {
 		<-time.After(outageOfPods)

@@ -84,7 +84,7 @@ func parseType(name string) tpu.Type {
 	return t
 }
 
-// onCompute is the request of a job for slices that Compute Engine makes.
+// onCompute returns the request own as one for slices that Compute Engine makes.
 func onCompute(own qr.Request) provision.Request {
 	r := own.Neutral()
 	r.Own, r.Apart = gce.Settings{}, true

@@ -46,14 +46,14 @@ type matrixFault struct {
 	name   string
 	only   *matrixProvider // the only provider whose slices it can hit; nil: all
 	from   int             // index of the first phase in which it can happen
-	onGCE  int             // the same for Compute Engine, if that is later
+	onGCE  int             // the same index for Compute Engine, if it is greater
 	until  int             // index of the last phase in which it can happen; 0: all
 	ends   bool            // it ends the command on the workers
 	slow   bool            // the runner notices it only after a limit of many minutes
 	bound  bool            // only slices that are not spot have it
 	keeps  bool            // the job keeps its slices and makes no new ones
-	inRun  bool            // on real workers it happens while the command runs …
-	trains bool            // … and the command is a training with a checkpoint
+	inRun  bool            // on real workers it happens while the command runs
+	trains bool            // with inRun: the command is a training with a checkpoint
 	strike func(c *cell)
 	// allowed are the right exit statuses.
 	allowed []int
@@ -227,9 +227,9 @@ func (c *tickClock) advance(d time.Duration) {
 }
 
 // TestMatrix runs a job for every pair of phase and fault, with the simulator's API over
-// HTTP and workers that answer SSH. Its clock is a hundred times as fast as real time. Each
-// job must leave nothing behind. The table of results is in docs/reliability.md. -update
-// writes the table.
+// HTTP and workers that answer SSH. The runner's clock is faster than real time (see
+// matrixFault.speed). Each job must leave nothing behind. The table of results is in
+// docs/reliability.md. -update writes the table.
 func TestMatrix(t *testing.T) { runMatrix(t, onTPU) }
 
 func runMatrix(t *testing.T, on *matrixProvider) {
@@ -384,8 +384,8 @@ func (c *cell) close() {
 	}
 }
 
-// never is the end of a command that runs until it is stopped. atOnce is the end of a
-// command that ends at once.
+// commandEnds returns never for a command that runs until it is stopped, and atOnce for a
+// command that ends at once. never stays open, and atOnce is closed.
 var never, atOnce = make(chan struct{}), closed()
 
 func closed() chan struct{} {
@@ -394,9 +394,9 @@ func closed() chan struct{} {
 	return ch
 }
 
-// commandEnds returns a channel that is closed when the command ends by itself. In the
-// attempt with the fault, the command ends later or never. In every other attempt it ends
-// at once.
+// commandEnds returns a channel that is closed when the command ends by itself. Before the
+// fault, the command waits for the fault, or for ever if the fault must end the command. In
+// the phase teardown and after the fault, the command ends at once.
 func (c *cell) commandEnds(*quickVM) <-chan struct{} {
 	select {
 	case <-c.over:
@@ -636,8 +636,9 @@ func TestTwoRunnersOfOneJob(t *testing.T) {
 	wg.Wait()
 }
 
-// race runs the job twice. The second job begins after the time after. With astride, the
-// second runner reads what the workers know while the first one starts the command.
+// race runs the job twice. The second job begins when the time after has passed. With
+// astride, the second runner reads what the workers know while the first one starts the
+// command.
 func (c *cell) race(after time.Duration, astride bool) {
 	if err := c.setUp(); err != nil {
 		c.t.Error(err)

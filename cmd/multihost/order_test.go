@@ -87,7 +87,7 @@ func badOf(rows []options.Option) (bad []string) {
 
 // If several values are wrong, the error names the first one on the line, whichever check
 // finds it, and is the same as for that value alone. make test tries only every third value
-// in the first place.
+// as the first one.
 func TestOfTwoWrongValuesTheFirstOnTheLineIsNamed(t *testing.T) {
 	t.Parallel()
 	home := t.TempDir()

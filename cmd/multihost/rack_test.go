@@ -39,7 +39,7 @@ type rack struct {
 	next   int        // number of boxes that were made
 	orders map[string]*order
 	calls  []string // calls that changed something
-	looks  int      // how often the job has looked at the order since boxes went dark
+	looks  int      // how often the job has looked at the order since strike made machines fail
 }
 
 // An order is what a rack has made for one request.

@@ -69,8 +69,8 @@ func (s *session) showPlan(c *call, plan func() (plan.Plan, error)) error {
 	return s.showResult(c, "plan", made, err)
 }
 
-// showResult shows what a call has returned, or returns the error of the call. data has its
-// own text for people.
+// showResult shows what a call has returned, or returns the error of the call. data.String is
+// the text for people.
 func (s *session) showResult(c *call, name string, data fmt.Stringer, err error) error {
 	if err != nil {
 		return interruptible(c.Context, err)

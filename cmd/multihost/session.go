@@ -52,7 +52,7 @@ type session struct {
 	queue    *qr.Client // for the qr commands
 	compute  *gce.Provider
 	all      *provider.Joined // slices of queue and of compute
-	keys     *provider.Keys   // the host keys of all's slices; all or only its first provider
+	keys     *provider.Keys   // slices with their host keys: those of all, or only of its first provider
 	held     *held.Provider   // slices of the cluster that flags name; replaces the clouds
 	pods     *pods.Dialer     // reaches the workers of held slices
 	cluster  *record.Cluster  // the cluster of held
@@ -70,7 +70,7 @@ type session struct {
 	typed    map[string]string // the flags typed on the command line
 
 	loginNote    string // which login is used, and why
-	endQuestions func() // cancels an open question: closing the view waits for its answer
+	endQuestions func() // cancels an open question, because closing the view waits for its answer
 }
 
 // open reads the configuration and starts the view. It calls an API only to learn the
@@ -351,8 +351,8 @@ func (s *session) deps(c *call) *deps {
 	return d
 }
 
-// agents returns the programs for workers, which are embedded in multihost. Tests replace
-// it.
+// agents returns the multihost-agent programs that are embedded in multihost. Tests replace
+// the variable.
 var agents = agentprogram.Embedded
 
 // workers calls access and login, for commands that log in to workers.
@@ -365,7 +365,7 @@ func (s *session) workers(c *call) (*deps, error) {
 	return d, s.login(c, d)
 }
 
-// login adds the user's key to d. access has returned d.
+// login adds the user's key to d, which access has returned.
 func (s *session) login(c *call, d *deps) (err error) {
 	switch {
 	case s.unset != nil:
@@ -389,8 +389,8 @@ func overSSH(d *deps, logins map[string]string) {
 	}
 }
 
-// access returns deps for commands that reach workers, still without a key. It reads the
-// last flags.
+// access returns deps for commands that reach workers. The deps have no key: login adds it.
+// access reads the last flags and calls ready.
 func (s *session) access(c *call) (*deps, error) {
 	d := s.deps(c)
 	d.Bucket, d.BucketDir = c.String("bucket-name"), c.String("bucket-dir")

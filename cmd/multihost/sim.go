@@ -45,8 +45,8 @@ func note(c *call, text string) error {
 	return nil
 }
 
-// tell shows the result of a command that has no list to show: text, which may be empty, to
-// people, and r to programs.
+// tell shows the result of a command that has no list to show. People see text, which may be
+// empty. Programs get r.
 func tell(c *call, text string, r event.Result) error {
 	view, err := bareView(c)
 	if err != nil {

@@ -44,8 +44,8 @@ func (p Plan) String() string {
 	return fmt.Sprintf("would make workload %s in namespace %s: %s, %s, image %s\nthe cluster accepts it\n", p.Name, p.Namespace, event.Count(p.Slices, "slice"), event.Count(p.Workers, "worker"), p.Image)
 }
 
-// follow shows the output of a workload to its end. If it is interrupted, the workload runs
-// on; later says what the user can type then.
+// follow shows the output of a workload until the workload ends. After an interrupt, the
+// workload runs on. The parameter later then tells the user what to type.
 func (c *Call) follow(cluster *workloads.Cluster, name, later string) error {
 	o, err := cluster.Follow(c.Context, name, workloads.FollowOptions{Output: func(_ int, p workload.Pod, _ string) (io.WriteCloser, error) {
 		return output{c.View, p.Worker}, nil

@@ -91,7 +91,7 @@ func (c *Call) Open(k options.KubeChoice) (*workloads.Cluster, error) {
 	return &workloads.Cluster{Client: client, Name: k.Cluster, Flags: k.Flags, Sink: c.Sink, Pools: access.NodePools(c.Clusters, k.Cluster)}, nil
 }
 
-// on reads the flags of the cluster and calls do with it.
+// on opens the cluster that the flags name, calls do with it, and closes its client.
 func (c *Call) on(do func(*workloads.Cluster) error) error {
 	k := options.NeededKube(c.Call, c.Machine)
 	if err := c.Ready(); err != nil {
@@ -189,7 +189,7 @@ func (c *Call) submit(cluster *workloads.Cluster, o options.Workload) (name stri
 	return js.Name, nil
 }
 
-// tellMade says that a workload is there although its making was interrupted.
+// tellMade says that a workload exists although the command that makes it was interrupted.
 func (c *Call) tellMade(cluster *workloads.Cluster, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context), 10*time.Second)
 	defer cancel()
