@@ -80,7 +80,8 @@ func FindBucketRun(ctx context.Context, d Deps, name string) (*BucketRun, error)
 }
 
 // Record returns the record that this machine would have if it had started the run. A slice
-// has a UID only if it is ready now. If the slices cannot be listed, the record has none.
+// has a UID only if it is ready now. If the slices cannot be listed, Record returns an error,
+// and the record has no slices.
 func (r *BucketRun) Record(ctx context.Context, attempt int) (*record.Record, error) {
 	rec := &record.Record{Run: r.Desc.Run, Attempt: max(1, attempt), Project: r.Desc.Project, Zone: r.Desc.Zone, Prefix: r.Desc.Resource, Login: r.Desc.Login,
 		Owner: r.Desc.Owner, Created: r.Desc.Created, Command: r.Desc.Command, Workers: len(r.Desc.IDs()),

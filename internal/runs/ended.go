@@ -92,8 +92,8 @@ func EndHere(stateDir string, rec *record.Record, attempt int) *RunEnd {
 }
 
 // EndThere returns the end of the record's attempt as its workers report it, or nil if they
-// report none. all says that all workers of the run are connected. If all is true and no
-// worker knows the verdict, EndThere uses how the command ended on each worker.
+// report none. The parameter all says that all workers of the run are connected. If so, and
+// if no worker knows the verdict, EndThere uses how the command ended on each worker.
 func EndThere(ctx context.Context, t *workers.Connected, d Deps, rec *record.Record, all bool) *RunEnd {
 	found, _ := t.Runs(ctx)
 	for _, f := range found {

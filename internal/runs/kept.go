@@ -154,8 +154,8 @@ func madeFor(ctx context.Context, d Deps, all []tpu.Slice, run string) (mine []k
 	return mine, nil
 }
 
-// livesOrLast returns as lives an active run of any name. If there is none, it returns as
-// last the newest run called run. The other result is nil. found has the newest run first.
+// livesOrLast returns an active run of any name (lives), or else the newest run with the
+// given name (last). A result without a run is nil. found has the newest run first.
 func livesOrLast(found []workers.FoundRun, run string) (lives, last *workers.FoundRun) {
 	for i, f := range found {
 		switch {

@@ -44,10 +44,10 @@ type Seen struct {
 	goes string        // the text of Gone if slices exist; "" if the queued resource gives the text
 }
 
-// List emits as a Result the runs that worker 0 of every ready slice knows. It adds jobs in
-// a bucket, workloads of a cluster, and jobs that have only a queued resource. The
-// parameters prefix and only select slices by name prefix and number. The list includes
-// ended runs if ended is true.
+// List emits the runs as a Result. It asks worker 0 of every ready slice which runs it knows.
+// It adds jobs in a bucket, workloads of a cluster, and jobs that have only a queued
+// resource. The parameters prefix and only select slices by name prefix and number. The list
+// includes ended runs if ended is true.
 func List(ctx context.Context, d Deps, prefix string, only tpu.Numbers, ended bool) error {
 	var seen = []Seen{}
 	var detachedErr error

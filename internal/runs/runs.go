@@ -47,7 +47,7 @@ type Deps struct {
 	*workers.Reach
 	*record.Keeper
 	detach.Source
-	Agents    program.Set        // the programs for workers that have no runner
+	Agents    program.Set        // multihost-agent for each architecture
 	Workloads *workloads.Cluster // the cluster whose workloads List lists, too; nil: none
 }
 
@@ -362,7 +362,7 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 	partly := sayUnstarted(d, t, known, rec) // if true, a failure on one worker does not stop the others
 	f := &follow.Following{Deps: follow.Deps{Reach: d.Reach, Keeper: d.Keeper}, Workers: t, Ref: launch.Ref{Run: rec.Run, Attempt: rec.Attempt}, Rec: rec, Watch: &watch,
 		FailFast: !rec.KeepGoing && !partly && lives, Grace: o.Grace, Strict: o.StrictExit, Patience: o.Patience, Attached: true, Watching: o.Watch,
-		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // with only a part of the run seen, do not mark the run as seen
+		Secrets: mask.MaskedWords(secrets), Deletes: rec.Unseen != nil} // do not mark the run as seen if only a part of it was seen
 	out, err = f.Do(ctx)
 	if err == nil {
 		err = EndOf(f)
@@ -375,7 +375,7 @@ func attachOver(ctx context.Context, d Deps, rec *record.Record, o AttachOptions
 
 // EndOf returns the error for a command that has followed a run. It returns an error if only
 // a part of the run succeeded, if the run's runner stopped the command, or if the provider
-// took the slices away at the end of their time. It also sets f.Sum.ExitCode to match. It
+// took the slices away at the end of their time. EndOf then also changes f.Sum to match. It
 // returns nil if the exit status of the run's command counts.
 func EndOf(f *follow.Following) error {
 	if f.Sum == nil || f.Sum.OK {
@@ -466,7 +466,7 @@ func sayUnstarted(d Deps, t *workers.Connected, known []tpu.WorkerID, rec *recor
 
 // Stop ends every active attempt of a run on every worker, and checks that no process is
 // left. It may be repeated. If the command of a job has not begun, or has ended and its
-// slices are kept, Stop deletes the slices that the job has made.
+// slices are kept, Stop deletes the queued resource that the job has made, with its slices.
 func Stop(ctx context.Context, d Deps, name string, o StopOptions) error {
 	if r, err := FindBucketRun(ctx, d, name); err != nil || r != nil {
 		if err != nil {

@@ -124,9 +124,9 @@ func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func
 	return also, slices.DeleteFunc(slices.Clone(also.found), func(f workers.FoundRun) bool { return !is(f) })
 }
 
-// alsoAsked divides see.away. match is what was found of the run called name. If a part of
-// that run is missing, the result also has the slices that are not ready and may have that
-// part. The result rest has the other slices.
+// alsoAsked divides see.away into two lists. match is what was found of the run called name.
+// If a part of that run is missing, the first list has the slices that are not ready and may
+// have the part. The second list has all other slices.
 func alsoAsked(see sight, match []workers.FoundRun, name string) (also, rest []tpu.Slice) {
 	lacks := len(match) == 0 || slices.ContainsFunc(match, func(f workers.FoundRun) bool { return unseen(f, see) != nil })
 	for _, s := range see.away {
@@ -153,8 +153,8 @@ func belongs(s tpu.Slice, f workers.FoundRun, all []tpu.Slice) bool {
 }
 
 // unseen returns which parts of a run see lacks, or nil if it has all. A worker with an older
-// version does not say how many slices the run has. Every slice that may have a part then
-// counts as a part.
+// version does not say how many slices the run has. In that case, every slice that may have
+// a part of the run counts as a missing part.
 func unseen(f workers.FoundRun, see sight) *record.Unseen {
 	lacks := f.Info.Slices - len(f.Workers) // one worker of each slice was asked
 	if f.Info.Slices > 0 && lacks <= 0 {
