@@ -22,7 +22,7 @@ type deps struct {
 	detach.Source
 	Networks job.Networks
 	Roots    gcp.Roots        // roots of the APIs that the workers call
-	Agents   agentprogram.Set // the programs for workers that have no runner
+	Agents   agentprogram.Set // multihost-agent for each architecture
 
 	// Checked is called before the first request, after all checks that need no request. It
 	// may be nil.

@@ -137,9 +137,9 @@ func doctorOptions(s *session, c *call) (o doctor.Options, err error) {
 	return o, nil
 }
 
-// again returns a function that repeats flags for another command. Of the flags in the
-// parameter flags, it returns those that the user has typed and that the command called words
-// has, with their values.
+// again returns a function that repeats flags for another command. The words of that command
+// are the arguments of the function. The function returns those of the given flags, with
+// their values, that the user has typed and that the other command has.
 func again(c *call, flags ...string) func(words ...string) []string {
 	return func(words ...string) (line []string) {
 		for _, flag := range flags {

@@ -12,7 +12,7 @@ import (
 type lifeFact struct {
 	at   time.Duration // since the story began
 	kind factKind
-	who  string // the command that did it, or factCloud, factLease or factPerson
+	who  string // the command that did it, or byCloud, byLease or byPerson
 
 	verb    string // for factTyped: job, run, attach, stop or gc. With --detach, job is noted as detach and run as leave
 	run     string

@@ -209,7 +209,8 @@ func (w *lifeWatch) watch() {
 	}
 }
 
-// look does what Machine.take does, and publishes the state for the other workers.
+// look does what Machine.take of package watch does, and publishes the state for the other
+// workers.
 func (w *lifeWatch) look() {
 	vm := w.vm
 	vm.mu.Lock()
@@ -257,7 +258,7 @@ func (w *lifeWatch) limit() time.Duration {
 	return time.Duration(max(w.terms.lease, w.terms.hold)) * time.Second
 }
 
-// due is Machine.due.
+// due does what Machine.due of package watch does.
 func (w *lifeWatch) due() bool {
 	t, quiet := w.terms, w.up.Sub(w.renewed)
 	seconds := func(n int) time.Duration { return time.Duration(n) * time.Second }
@@ -305,7 +306,8 @@ func (w *lifeWatch) stopCommand() {
 	}
 }
 
-// othersEnded does what Machine.askOthers does, but reads the guest attributes directly.
+// othersEnded decides as Machine.Heard of package watch does, but reads the states of the
+// other workers directly.
 func (w *lifeWatch) othersEnded() bool {
 	expired := w.why == "--ttl"
 	if expired && !w.up.Before(w.lastMoment()) {

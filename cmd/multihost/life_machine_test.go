@@ -248,7 +248,8 @@ func (p *lifeProcess) ask(ctx context.Context) (stage.Answer, bool) {
 	}
 }
 
-// signal sends a signal. It notes the signal if the person wants to end the run with it.
+// signal sends a signal and notes that. If the person wants to end the run with the signal,
+// it also notes that choice.
 func (p *lifeProcess) signal(sig os.Signal) {
 	p.mu.Lock()
 	owns := p.owns

@@ -34,7 +34,7 @@ type lonelyProvider struct {
 // still is the phase in which nothing changes without workers.
 const still = "still"
 
-// lonelyOnTPU are two slices of one worker each.
+// lonelyOnTPU makes two slices of one worker each, with a queued resource.
 var lonelyOnTPU = &lonelyProvider{
 	matrixProvider: onTPU,
 	mark:           "matrix of jobs without runner: go test ./cmd/multihost -run '^TestMatrixOfDetachedJobs$' -update",
@@ -54,7 +54,7 @@ var lonelyOnTPU = &lonelyProvider{
 	},
 }
 
-// lonelyOnGCE are two slices of two VMs each.
+// lonelyOnGCE makes two slices of two VMs each, on Compute Engine.
 var lonelyOnGCE = &lonelyProvider{
 	matrixProvider: onGCE,
 	mark:           "matrix of jobs without runner on Compute Engine: go test ./cmd/multihost -run TestMatrixOfDetachedJobsOnComputeEngine -update",

@@ -35,7 +35,7 @@ type matrixProvider struct {
 	backends []matrixBackend
 }
 
-// onTPU are queued resources of the Cloud TPU API.
+// onTPU makes queued resources of the Cloud TPU API.
 var onTPU = &matrixProvider{
 	name: "tpu",
 	mark: "matrix: go test ./cmd/multihost -run '^TestMatrix$' -update",
@@ -50,7 +50,7 @@ var onTPU = &matrixProvider{
 	backends: []matrixBackend{{"process", "ᵖ"}, {"netns", "ⁿ"}},
 }
 
-// onGCE are slices of two VMs each that Compute Engine makes.
+// onGCE makes slices of two VMs each, on Compute Engine.
 var onGCE = &matrixProvider{
 	name: "gce",
 	mark: "matrix on Compute Engine: go test ./cmd/multihost -run TestMatrixOnComputeEngine -update",

@@ -36,7 +36,7 @@ type trouble struct {
 	prints string // what worker 0 prints on stdout
 }
 
-// Texts of several rows.
+// Texts that several rows of the table share.
 const (
 	lookAtStartup = "; to look, as another login there (--user=NAME): sudo tail ~ann/.bashrc /etc/bash.bashrc ~ann/.ssh/rc\n"
 	noShell       = "multihost: hint: its login shell is no shell, such as nologin or false, or sshd runs another command (ForceCommand); as another login there (--user=NAME): getent passwd ann; sudo chsh -s /bin/bash ann\n"
