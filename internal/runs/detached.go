@@ -818,7 +818,7 @@ func afterEnd(ctx context.Context, r *BucketRun, state detach.State) (text strin
 	return text + fmt.Sprintf(", which delete %s", provision.NameOf(r.Cloud, r.Desc.Resource)), nil
 }
 
-// sweepLimit limits the deletion of parts that cost nothing.
+// sweepLimit limits how long sweep deletes parts that cost nothing.
 const sweepLimit = 20 * time.Second
 
 // sweep deletes the parts of a resource without slices. The workers could not delete the
