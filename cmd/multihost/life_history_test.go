@@ -201,8 +201,8 @@ func (h lifeHistory) startsTwice() string {
 	return ""
 }
 
-// succeeded reports whether an attempt has ended with 0 on every worker. f is the start of
-// the next attempt.
+// succeeded reports whether the attempt before the start f also ran on f.worker, and has
+// ended with 0 on every worker.
 func (h lifeHistory) succeeded(f lifeFact) bool {
 	begun, ended, here := 0, 0, false
 	for _, e := range h {

@@ -65,16 +65,16 @@ type lonelyFault struct {
 	from   int             // first phase in which it can happen
 	last   int             // last phase in which it can happen; 0: the last one
 	strike func(s *lonelyStage)
-	code   int    // exit status of attach if it happens before the phase at index until
+	code   int    // exit status of attach if the fault happens before the phase at index until
 	until  int    // the first phase in which attach ends with 0
 	taken  string // the slices whose machines it takes away; "": none
 	again  bool   // if the job has not ended with 0, the user types it again
 	short  bool   // the job has a short --ttl
 	long   bool   // without the fault, the command would not end in time
-	bound  bool   // only slices that are not spot have it
+	bound  bool   // it happens only to slices that are not spot
 	brief  bool   // the slices may run for at most shortLife
 	stays  bool   // no worker may delete the slices, so the user does
-	alone  bool   // if workers wait for each other before they begin, these wait in vain
+	alone  bool   // if the workers gather before they begin, those that are left wait in vain
 	missed bool   // if it happens in the preflight, the other slice begins alone and fails
 }
 

@@ -50,7 +50,7 @@ type matrixFault struct {
 	until  int             // index of the last phase in which it can happen; 0: all
 	ends   bool            // it ends the command on the workers
 	slow   bool            // the runner notices it only after a limit of many minutes
-	bound  bool            // only slices that are not spot have it
+	bound  bool            // it happens only to slices that are not spot
 	keeps  bool            // the job keeps its slices and makes no new ones
 	inRun  bool            // on real workers it happens while the command runs
 	trains bool            // with inRun: the command is a training with a checkpoint
