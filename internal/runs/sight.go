@@ -101,10 +101,10 @@ func ask(ctx context.Context, d *workers.Reach, ready []tpu.Slice, asked []bool)
 	return found, stage.WorkersError(stage.Survey, ids, silent)
 }
 
-// lookFor surveys the slices and returns the runs for which the function is returns true. If
-// some slices of these runs are missing, or if there is no such run, lookFor also asks slices
-// that are not ready and may have the run called name. A command continues during
-// maintenance of its slice.
+// lookFor surveys the slices and returns the runs that satisfy the last parameter. If some
+// slices of these runs are missing, or if there is no such run, lookFor also asks slices that
+// are not ready and may have the run called name. A command continues during maintenance of
+// its slice.
 func lookFor(ctx context.Context, d *workers.Reach, name, prefix string, is func(workers.FoundRun) bool) (sight, []workers.FoundRun) {
 	see := survey(ctx, d, prefix, nil, nil)
 	match := slices.DeleteFunc(slices.Clone(see.found), func(f workers.FoundRun) bool { return !is(f) })
