@@ -66,8 +66,8 @@ func (w *lifeWorld) allAwayFor(d time.Duration) {
 	}
 }
 
-// lossIn notes the moment from which a command may count an unreachable worker as lost. That
-// is after limit. If the worker is unreachable only for a shorter time d, lossIn does nothing.
+// lossIn notes, after the time limit, that a command may count an unreachable worker as lost.
+// If the worker is unreachable only for a shorter time d, lossIn does nothing.
 func (w *lifeWorld) lossIn(limit, d time.Duration) {
 	if d >= limit {
 		w.later(limit, func() { w.note(lifeFact{kind: factLoss, text: "a worker could not be reached for " + limit.String()}) })

@@ -42,12 +42,12 @@ const (
 	factReturned factKind = "returned" // a command of multihost has ended
 	factStarted  factKind = "started"  // the command has started on a worker
 	factEnded    factKind = "ended"    // the command has ended on a worker by itself
-	factStopped  factKind = "stopped"  // the field who names the actor that ended the command on a worker
-	factGone     factKind = "gone"     // the field who names the actor that took a worker away together with its command
+	factStopped  factKind = "stopped"  // an actor (in the field who) has ended the command on a worker
+	factGone     factKind = "gone"     // an actor (in the field who) has taken a worker away together with its command
 	factLoss     factKind = "loss"     // from now on, a fault may cost the run an attempt
 	factExpired  factKind = "expired"  // the time of --ttl has passed
 	factMade     factKind = "made"     // the queued resource was made
-	factDeleted  factKind = "deleted"  // the field who names the actor that deleted the queued resource
+	factDeleted  factKind = "deleted"  // an actor (in the field who) has deleted the queued resource
 	factSilent   factKind = "silent"   // a waiting command of multihost has printed nothing for too long
 	factHangs    factKind = "hangs"    // a command of multihost does not end
 	factLeft     factKind = "left"     // something is billed, and nothing will delete it
@@ -153,7 +153,7 @@ func (h lifeHistory) endsWithoutReason() string {
 	return ""
 }
 
-// mayEnd reports whether an actor has a reason to end a running attempt. who names the actor.
+// mayEnd reports whether an actor (the parameter who) has a reason to end a running attempt.
 // A failure, stop, loss or expired --ttl of an earlier attempt is no reason.
 func (h lifeHistory) mayEnd(who, run string, attempt int) bool {
 	began := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factStarted && f.run == run && f.attempt == attempt })

@@ -133,8 +133,8 @@ var lifeGCE = &lifeProvider{
 	},
 }
 
-// deletedBy deletes the run's slices with a call of the API, and notes that an actor has done
-// so. who names the actor. deletedBy returns the HTTP status.
+// deletedBy deletes the run's slices with a call of the API. It notes that the given actor
+// has deleted them, and returns the HTTP status.
 func (w *lifeWorld) deletedBy(who, method, path string) int {
 	w.mu.Lock()
 	if w.deletes == "" {

@@ -51,7 +51,7 @@ func (s lifeStory) needs(what string) bool {
 type lifeDeed struct {
 	what    string
 	machine int           // for a kind with onMachine: the index of the machine
-	worker  int           // for a kind with onWorker: the number of the worker; worker 0 of each slice comes first, then worker 1 of each slice
+	worker  int           // for a kind with onWorker: the worker's number; first come the workers 0 of all slices, then the workers 1
 	lasts   time.Duration // how long the fault lasts
 	then    time.Duration
 }
@@ -233,7 +233,7 @@ func lifeDeeds() map[string]lifeDeedKind {
 	}
 }
 
-// A lifeDraw says from what random stories are made.
+// A lifeDraw has the values from which random stories are made.
 type lifeDraw struct {
 	deeds               []string
 	times               []time.Duration // the possible times between two deeds
@@ -325,7 +325,7 @@ func (p lifePlot) draw(t *rapid.T, from lifeDraw, perSlice int) (deeds []lifeDee
 		machine = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "machine of the plot")
 	}
 	for i, names := range p.rows {
-		times := from.times // with runs, the last deed gets a long time, because its effect shows late
+		times := from.times // if p.runs is set, the last deed gets a long time, because its effect shows late
 		switch {
 		case i < len(p.rows)-1:
 			times = times[:len(times)/2]

@@ -354,7 +354,7 @@ func (w *lifeWorld) loses(n *int) bool {
 	return true
 }
 
-// call sends a request to the API. who names the actor that sends it.
+// call sends a request of the given actor to the API.
 func (w *lifeWorld) call(req *http.Request, who string) *httptest.ResponseRecorder {
 	answer := httptest.NewRecorder()
 	if w.apiIsAway() {

@@ -369,7 +369,7 @@ func (s *lonelyStage) play() (left string, err error) {
 // anybody reports whether any worker is active or about to boot.
 func (s *lonelyStage) anybody() bool { return s.anybodyOf(anyVM) }
 
-// anybodyOf is anybody for the machines for which the function of returns true.
+// anybodyOf is like anybody, but looks only at the machines that its parameter selects.
 func (s *lonelyStage) anybodyOf(of func(*stageVM) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

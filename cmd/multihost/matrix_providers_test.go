@@ -84,7 +84,8 @@ func parseType(name string) tpu.Type {
 	return t
 }
 
-// onCompute returns the request own as one for slices that Compute Engine makes.
+// onCompute turns a request for a queued resource into one for slices that Compute Engine
+// makes.
 func onCompute(own qr.Request) provision.Request {
 	r := own.Neutral()
 	r.Own, r.Apart = gce.Settings{}, true

@@ -384,8 +384,8 @@ func (c *cell) close() {
 	}
 }
 
-// commandEnds returns never for a command that runs until it is stopped, and atOnce for a
-// command that ends at once. never stays open, and atOnce is closed.
+// Results of commandEnds. The channel never stays open: the command runs until it is stopped.
+// The channel atOnce is closed: the command ends at once.
 var never, atOnce = make(chan struct{}), closed()
 
 func closed() chan struct{} {

@@ -45,7 +45,7 @@ func (p Plan) String() string {
 }
 
 // follow shows the output of a workload until the workload ends. After an interrupt, the
-// workload runs on. The parameter later then tells the user what to type.
+// workload runs on. The parameter later tells the user what to type in that case.
 func (c *Call) follow(cluster *workloads.Cluster, name, later string) error {
 	o, err := cluster.Follow(c.Context, name, workloads.FollowOptions{Output: func(_ int, p workload.Pod, _ string) (io.WriteCloser, error) {
 		return output{c.View, p.Worker}, nil
