@@ -332,8 +332,8 @@ func (h lifeHistory) succeedsWrongly() string {
 	return ""
 }
 
-// typedSince reports whether somebody has typed the job again after the command called who.
-// The new command may restart a run that the older one has stopped.
+// typedSince reports whether somebody has typed the job again after the command with the name
+// who. The new command may restart a run that the older one has stopped.
 func (h lifeHistory) typedSince(who string) bool {
 	at := slices.IndexFunc(h, func(f lifeFact) bool { return f.kind == factTyped && f.who == who })
 	return slices.ContainsFunc(h[max(0, at):], func(f lifeFact) bool { return f.kind == factTyped && (f.verb == "job" || f.verb == "detach") })

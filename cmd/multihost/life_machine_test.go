@@ -438,9 +438,9 @@ type lifeEnd struct {
 	log *lifeRun
 }
 
-// lastAttempt returns the newest attempt of a run, on all workers that ever existed. For
-// each place it takes the newest worker. If upTo is not 0, later attempts do not count,
-// except on real workers.
+// lastAttempt returns the newest attempt of a run. For each place it takes the newest worker,
+// even if that is gone. If upTo is not 0, later attempts do not count, except on real
+// workers.
 func (w *lifeWorld) lastAttempt(run string, upTo int) (all []lifeEnd) {
 	if w.real != nil {
 		return w.real.lastAttempt(run)

@@ -128,8 +128,8 @@ func deletes(ctx context.Context, err error, name, again string) error {
 	return interruptible(ctx, err)
 }
 
-// interruptible returns the error of a wait. If the wait failed only because ctx has ended,
-// the error becomes the cause for which ctx ended. A *stage.Error is joined to the cause.
+// interruptible returns the error of a wait. If the wait failed and ctx has ended, it returns
+// the cause of ctx instead. It joins a *stage.Error to that cause.
 func interruptible(ctx context.Context, err error) error {
 	var told *stage.Error
 	if err == nil || ctx.Err() == nil {

@@ -443,7 +443,7 @@ func (s *session) key(c *call) access.Key {
 	return key
 }
 
-// owner returns the name of the user who runs this program, for the records on workers.
+// owner returns USER@MACHINE of this process, for the records on workers.
 func owner() string {
 	name := "unknown"
 	if u, err := user.Current(); err == nil {
