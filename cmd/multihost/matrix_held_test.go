@@ -102,10 +102,9 @@ type heldCell struct {
 }
 
 // TestMatrixOnHeldSlices runs a command for every pair of phase and fault, on two slices of
-// one pod each. The pods are real processes. The run may make one further attempt. In every
-// cell, no process of the run is left, and each attempt starts the command once on each
-// worker. The logs of a success are whole. The run begins a second attempt only if the fault
-// ends the command.
+// one pod each. The pods are real processes. The run may make one further attempt. After a
+// success, the logs are whole, and the last attempt has started the command once on each
+// worker. In the phase run, a second attempt begins only if the fault ends the command.
 func TestMatrixOnHeldSlices(t *testing.T) {
 	testkit.NeedWorker(t)
 	besideOthers(t)
@@ -227,7 +226,7 @@ func (c *heldCell) setUp() {
 	c.awaitPods()
 }
 
-// awaitPods waits until the slices are ready and every pod that has ended is gone.
+// awaitPods waits until the slices are ready and the pods in lost are gone.
 func (c *heldCell) awaitPods() {
 	d := c.deps(event.Discard, nil)
 	testkit.Eventually(c.t, "the pods", func() bool {

@@ -117,7 +117,8 @@ func (c *cell) serveTPU(r *http.Request) *httptest.ResponseRecorder {
 	return answer
 }
 
-// serveGCE also clears a fault that keeps the API in a state that the job has left.
+// serveGCE is the function serve of onGCE. It also clears a fault that would keep the API in a
+// state that the job has left.
 func (c *cell) serveGCE(r *http.Request) *httptest.ResponseRecorder {
 	const groups = "/instanceGroupManagers"
 	answer := c.answer(r)
@@ -171,7 +172,7 @@ func phasesOf(list []byte) (phases []string) {
 	return phases
 }
 
-// queueGroups makes groups wait for machines in cells whose fault happens in that phase.
+// queueGroups makes groups wait for machines if the fault happens in the phase waiting.
 // Otherwise the simulator provides machines at once.
 func (c *cell) queueGroups() {
 	if c.phase == "waiting" {
