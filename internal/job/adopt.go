@@ -25,8 +25,8 @@ import (
 
 // An inheritance is what a job knows about an earlier runner's command on its slices.
 type inheritance struct {
-	// inherited: the resource existed when this process started. Until its workers have
-	// answered, a command of an earlier runner may be running on it.
+	// inherited says that the resource existed when this process started. A command of an
+	// earlier runner may be running on it until its workers have answered.
 	inherited bool
 	worked    bool // every worker has answered at least once
 	again     bool // an attempt of this process has ended; another machine may have begun one since
@@ -47,10 +47,10 @@ func (h inheritance) asks() bool { return h.again || h.inherited && !h.worked }
 // runner has not taken it over.
 func (h inheritance) mayHaveLogs() bool { return h.inherited && !h.worked && (h.lives || h.ended) }
 
-// losesLogs reports whether logs may be lost if the job deletes the slices: logs that the
-// command of an earlier runner wrote, and that this machine does not have. The parameter tried has the number of attempts that
-// this command has started or taken over, and slices says whether slices exist. Perhaps
-// nobody has asked their workers yet.
+// losesLogs reports whether deleting the slices may lose logs of another runner's command
+// that this machine does not have. tried is the number of attempts that this command has
+// started or taken over. slices says whether slices exist. Perhaps nobody has asked their
+// workers yet.
 func (h inheritance) losesLogs(tried int, slices bool) bool {
 	return h.again && h.lives || h.inherited && tried == 0 && (h.lives || h.ended || slices && !h.asked)
 }
@@ -104,8 +104,8 @@ func (a *adoption) now() inheritance {
 // that the command of this run is running there.
 func (a *adoption) commandLives() bool { return a.now().lives }
 
-// forget drops what is known of the slices of an earlier attempt, so that the next attempt
-// asks again. A command that the next attempt cannot reach for long enough counts as lost.
+// forget prepares for the next attempt. If every worker has answered before, forget drops
+// what is known about the command, and the next attempt asks again.
 func (a *adoption) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -127,8 +127,8 @@ func (a *adoption) decided() {
 	a.asked = true
 }
 
-// keep stores end for the slice with this UID: release will call it. A function that keep
-// has stored for this slice before is called at once.
+// keep stores end for the slice with this UID. release calls end. If keep has stored a
+// function for the slice before, keep calls that function at once.
 func (a *adoption) keep(uid string, end func()) {
 	a.mu.Lock()
 	before := a.stop[uid]
@@ -170,7 +170,8 @@ func (a *adoption) release() {
 }
 
 // bootLimit limits how long the workers of existing slices may take to answer. If a command
-// may be running on them, it is the limit for a lost worker of a followed run.
+// may be running on them, the limit is at least that for a lost worker of a followed run. If
+// one of the two limits is missing, there is no limit.
 func (q *queued) bootLimit() time.Duration {
 	limit, lost := q.o.BootLimit, q.o.Run.Patience.Lost
 	if !q.held.now().mayLive() {
@@ -182,9 +183,9 @@ func (q *queued) bootLimit() time.Duration {
 	return max(limit, lost)
 }
 
-// adoptRound limits the first tries to connect to the workers of a slice. Then the job
-// tells the workers that answer that a runner exists. adoptRound must be short, because
-// --lease may be a minute only.
+// adoptRound limits the first tries to connect to the workers of a slice. After them, the
+// job tells the workers that answered that a runner exists. The limit must be short, because
+// --lease may be only a minute.
 const adoptRound = 30 * time.Second
 
 // adopt checks whether every worker of a slice answers, like Probe. It asks workers that
@@ -274,10 +275,10 @@ func keptFor(runs []workers.FoundRun) string {
 func lives(f workers.FoundRun) bool { return f.Info.Alive() }
 
 const (
-	// listLimit limits the wait for the list of slices, before a look for commands of other
-	// runners. Without the API's answer, there may still be such commands.
+	// listLimit limits how long the job waits for the list of slices before it looks for
+	// commands of other runners. While the API does not answer, such commands may exist.
 	listLimit = 10 * time.Minute
-	// lookLimit limits the look at the workers of these slices.
+	// lookLimit limits how long the job asks the workers of these slices.
 	lookLimit = 30 * time.Second
 )
 
@@ -286,9 +287,9 @@ func (q *queued) othersLive(ctx context.Context) bool {
 	return slices.ContainsFunc(q.othersRuns(ctx), lives)
 }
 
-// othersRuns asks worker 0 of each slice of the job for the commands that other runners
-// have started there, for this job or another run. A worker that does not answer within
-// answerLimit counts as booting.
+// othersRuns asks worker 0 of each slice of the job for the commands that other runners have
+// started there, for this job or another run. Workers that do not answer within answerLimit
+// are left out.
 func (q *queued) othersRuns(ctx context.Context) []workers.FoundRun {
 	sel := readySlices(ctx, q.Reach, q.o.Request.ID)
 	if len(sel.Slices) == 0 {

@@ -75,8 +75,8 @@ func (l *ledger) patient() bool { return l.Restarts > 0 || l.Preemptions != 0 }
 // refund gives back the cost of the last loss, because nothing was lost.
 func (l *ledger) refund() { l.preemptions-- }
 
-// countQuick counts quick failures. It skips a preemption, which says nothing about the
-// attempt that it ended.
+// countQuick counts quick failures. It ignores preemptions and maintenance, which say
+// nothing about the attempt that they ended.
 func (l *ledger) countQuick(f *stage.Failure) {
 	switch {
 	case f.Cause == stage.Preempted || f.Cause == stage.Maintenance:

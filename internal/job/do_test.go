@@ -63,7 +63,8 @@ func (s *shelf) Get(_ context.Context, id string) (provision.Resource, error) {
 	return res, nil
 }
 
-// born is when the n-th resource was made, by another clock than this machine's.
+// born returns the creation time of the n-th resource. It is the time of another clock than
+// this machine's.
 func born(n int) time.Time { return time.Date(2026, time.January, n, 0, 0, 0, 0, time.UTC) }
 
 func (s *shelf) Slices(ctx context.Context) ([]tpu.Slice, error) {
@@ -97,8 +98,8 @@ func (s *shelf) Delete(context.Context, string, provision.DeleteOptions) (bool, 
 
 func (s *shelf) Undoing(id string, _ ...string) provision.Undoing { return undoing(id) }
 
-// onShelf returns the arguments of a job on a shelf. Its worker is processes of this
-// machine.
+// onShelf returns the arguments of a job on a shelf. Its worker consists of processes of
+// this machine.
 func onShelf(t *testing.T, script string) (Deps, JobOptions, *shelf, *testkit.Recorder, *localworker.Worker) {
 	t.Helper()
 	d, o, cloud, said, machines := onShelfWith(t, 1, script)

@@ -16,10 +16,10 @@ import (
 	"multihost/internal/tpu"
 )
 
-// A runner on this machine may have ended after the success of its job, before it was done
-// with the slices. If the user gives the same job again, succeeded returns the record of
-// that success, otherwise nil. A job with another command, code or slices is another one.
-// So is a job whose resource another command has made since.
+// succeeded returns the record of this job's success if its runner on this machine ended
+// before it was done with the slices, otherwise nil. A job with another command, code or
+// slices is another job. The record does not count if another command has made the resource
+// since.
 func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record {
 	rec, err := record.LoadRecord(r.StateDir, r.O.Run)
 	if err != nil || rec == nil || o.Run.Replace || !repeats(rec, r.Work(), r.Project, r.Zone, o.Request) {
@@ -43,17 +43,16 @@ func succeeded(ctx context.Context, r *attempt.Run, o JobOptions) *record.Record
 // day.
 const memory = 6 * time.Hour
 
-// repeats reports whether a request repeats the job of a record, which succeeded and whose
-// runner was not done with the slices. The parameter work says what the request runs on its
-// slices.
+// repeats reports whether a request repeats the job of a record. The job must have
+// succeeded, and its runner must not have finished with the slices. work says what the
+// request runs on its slices.
 func repeats(rec *record.Record, work, project, zone string, r provision.Request) bool {
 	return rec.Removing && rec.Over() && rec.Code == 0 && rec.Work == work && rec.Project == project && rec.Zone == zone &&
 		len(rec.Slices) == max(1, r.NodeCount) && (rec.Slices[0].Type == "" || rec.Slices[0].Type == r.Type.Name)
 }
 
-// madeSince reports whether another command has made res after the slices of the record: res
-// is younger than these slices, or it has none of them. madeSince compares only times of the
-// provider's clock, because this machine's clock may be wrong.
+// madeSince reports whether res is newer than the record's slices, or has none of them. It
+// compares only times of the provider's clock, because this machine's clock may be wrong.
 func madeSince(rec *record.Record, res provision.Resource) bool {
 	newest := time.Time{}
 	for _, s := range rec.Slices {

@@ -15,8 +15,9 @@ import (
 // A ground provides the slices of a run's attempts: existing slices, or slices that the job
 // makes and makes again.
 type ground interface {
-	// ready returns the slices once connecting to every worker makes sense. The parameter
-	// after is the failure for which the next attempt is already paid; nil the first time.
+	// ready waits for the slices and returns them when it makes sense to connect to every
+	// worker. after is the failure for which the budget has already paid the next attempt.
+	// after is nil the first time.
 	ready(ctx context.Context, pay func(*stage.Failure) error, after *stage.Failure) (tpu.Selection, error)
 	// look finds out what happened to the slices. The function reach says whether the
 	// workers of a slice answer.

@@ -107,9 +107,9 @@ func causeIn(err, ended error) (cause stage.Cause, why string) {
 	return "", ""
 }
 
-// mayBeLoss reports whether an error before the start of the command may be a loss without
-// showing a sign of one. While its slice is being taken away, a worker can report any
-// error. A mistake of the user cannot be a loss.
+// mayBeLoss reports whether an error before the start of the command may come from a loss,
+// although the error shows no sign of one. While a slice is being taken away, its workers
+// can report any error. A mistake of the user cannot be a loss.
 func (r *inquest) mayBeLoss(err error) bool {
 	var e *stage.Error
 	var busy *launch.BusyError
@@ -150,7 +150,7 @@ func (r *inquest) signs(err error) signs {
 			s.stopped, s.why = true, f.Workers.IDs[i].String()+": "+by
 		}
 		s.lost = s.lost || end.Err != nil && end.Known || end.Exit.Lost
-		// On a VM that is taken away, processes end in this way.
+		// TERM or KILL ends the processes of a VM that is taken away.
 		s.killed = s.killed || (end.Exit.Signal == "TERM" || end.Exit.Signal == "KILL") && end.Exit.Reason == "" && !end.Exit.OOM
 	}
 	return s
@@ -207,8 +207,9 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-// settle asks the cloud what happened to the slices, until the answer is final or the time
-// is over. One answer is enough if all workers answer and none shows a sign of a loss.
+// settle asks the cloud what happened to the slices, until the answer is final or
+// settleLimit has passed. One answer is enough if all workers answer and none shows a sign
+// of a loss.
 func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {

@@ -2,7 +2,8 @@
 // makes attempts on slices that exist. Job creates the slices first and deletes them
 // afterwards.
 //
-// Only the workers and the cloud have the true state. Local files only save requests.
+// Only the workers and the cloud have the true state. Local files only avoid requests to
+// them.
 //
 // # Decisions
 //
@@ -14,12 +15,12 @@
 //     worker was lost, or TERM or KILL ended a command, the job repeats its question to the
 //     API for up to a minute. VMs learn of their end before the API shows it. A loss counts
 //     against --max-preemptions, a failure of the command against --max-restarts.
-//   - If somebody deletes its resource or the slices, the job ends. It does not make them
+//   - If somebody deletes the job's resource or slices, the job ends. It does not make them
 //     again.
 //   - A job that has or had slices waits for the API, because without the API it could not
 //     carry out any decision, not even a deletion.
-//   - An attempt may be lost because the workers could not be reached. If it still runs on
-//     all of them, the job takes it over again: perhaps only the network had failed.
+//   - An attempt counts as lost if the workers could not be reached. If the command still
+//     runs on all of them, the job takes it over again. Perhaps only the network had failed.
 package job
 
 import (
@@ -53,8 +54,8 @@ type Deps struct {
 	Roots    gcp.Roots   // of the APIs that workers call themselves
 	Agents   program.Set // program for workers without a runner
 
-	// Checked is called before the first request, after all checks without a request. It
-	// may be nil.
+	// Checked is called after all checks that need no request, and before the first request.
+	// It may be nil.
 	Checked func()
 }
 
@@ -114,8 +115,8 @@ type JobOptions struct {
 	TTL time.Duration // longest time from the request of the slices to their deletion, even if the command runs; 0: no limit
 
 	// Lease is how long the workers wait before they delete the slices themselves. The time
-	// counts from the end of the command, or from their boot if no runner has come, while
-	// nobody is attached. 0: never.
+	// counts from the end of the command, or from the boot if no runner has come. It counts
+	// only while nobody is attached. 0: never.
 	Lease time.Duration
 
 	Keep          bool          // leave the slices after the run
@@ -215,7 +216,7 @@ func (q *queued) others(err error) string {
 	return ""
 }
 
-// ending returns the job in the teardown's form.
+// ending describes the job for package teardown.
 func (q *queued) ending(r *runner) *teardown.Job {
 	limit := q.o.Lease
 	if !q.there { // no resource existed, so no worker has deleted it
@@ -278,9 +279,9 @@ func occupied(err error) bool {
 	return errors.As(err, &e) && (e.Stage == stage.Busy && len(e.Each) == 0 || slices.ContainsFunc(e.Each, occupied))
 }
 
-// MakeNetwork makes the network of a job, if o is not nil. Before any change, it calls the
-// function first. If that returns an error, MakeNetwork changes nothing and returns the
-// error.
+// MakeNetwork makes the network of a job, if o is not nil. It calls the function first()
+// before any change. If first() returns an error, MakeNetwork changes nothing and returns
+// that error.
 func MakeNetwork(ctx context.Context, d Networks, watch *stage.Stopwatch, o *network.Options, first func() error) error {
 	var plan *network.Plan
 	err := watch.Span("network", func() (err error) {

@@ -43,7 +43,7 @@ type queued struct {
 	known sighting
 
 	resets  int // resets since the last answer of the workers
-	remakes int // remakes without budget since the last answer of the workers
+	remakes int // times that the job made the resource again without charging the budget, since the last answer of the workers
 	starved int // refusals in a row for lack of capacity
 	settles time.Time
 	asked   time.Time // time of the request
@@ -268,8 +268,8 @@ func (q *queued) diagnose(ctx context.Context, cause error) (d provision.Decisio
 	return d, true
 }
 
-// Several resources may have had the same name. A sighting identifies the one that the job
-// has waited for. The zero value identifies none.
+// A sighting identifies the resource that the job has waited for. Other resources may have
+// had the same name. The zero value identifies none.
 type sighting struct {
 	made   time.Time // zero: not known
 	slices []string  // ids of the slices
@@ -312,7 +312,7 @@ func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) b
 	return late.State == seen.Word
 }
 
-// suspendingFor returns since how long the API is taking the slices of the resource away.
+// suspendingFor returns how long the API has been taking the slices of the resource away.
 func (q *queued) suspendingFor(life provision.Life) time.Duration {
 	switch {
 	case life != provision.Suspending:
