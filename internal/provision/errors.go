@@ -132,7 +132,7 @@ func (e *StateError) HintWhenGone() string { return e.Again }
 type DeadlineError struct {
 	Commands Commands
 	ID       string
-	Phase    string // "queue", "slices", "provision", "boot", "delete" or "create"
+	Phase    string // a Phase constant, "delete" or "create"
 	Limit    time.Duration
 	Life     Life
 	State    string // the provider's word, or "" if it could not be read

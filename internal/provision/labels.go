@@ -10,7 +10,7 @@ const (
 	LabelTool = "multihost-tool" // always ToolName
 	LabelRun  = "multihost-run"  // LabelValue of the run's name
 	LabelUser = "multihost-user" // LabelValue of the user's login
-	LabelJob  = "multihost-job"  // LabelValue of the job that made the resource. The job deletes it when the job ends
+	LabelJob  = "multihost-job"  // LabelValue of the job. The job deletes the resource when the job ends
 )
 
 // ToolName is the value of LabelTool.
@@ -50,7 +50,7 @@ func OwnerLabels(run, user string) map[string]string {
 	return labels
 }
 
-// JobLabels returns labels and one more, which says that the job of this run makes and
+// JobLabels returns labels plus LabelJob. That label says that the job of this run makes and
 // deletes the resource.
 func JobLabels(labels map[string]string, run string) map[string]string {
 	return with(labels, map[string]string{LabelJob: LabelValue(run)})

@@ -105,20 +105,21 @@ type Undoing struct {
 // addresses, {slice} and {vm} stand for names. The zero value says that workers cannot read
 // it.
 type Peers struct {
-	// Read is the address that shows the attribute: of one VM if there is a List, otherwise
-	// of all workers of a slice. With Body, the worker sends a POST, otherwise a GET. Told
-	// is the path of the attribute's values in the answer, as in Field.
+	// Read is the address at which a worker reads the attribute. With a List, the answer is
+	// about one VM, otherwise about all workers of a slice. With Body, the worker sends a
+	// POST, otherwise a GET. Told is the path of the attribute's values in the answer, as in
+	// Field.
 	Read, Body, Told string
 
 	// List is an address to which the worker sends a POST for the names of a slice's VMs.
 	// If List is "", Read shows all workers of a slice.
 	List string
-	// Names is the path of the names of VMs in that answer. An address that ends in the
-	// name may stand for it. States is the path of the VMs' states. Idle lists states,
+	// Names is the path of the VMs' names in the answer to List. It may lead to addresses
+	// that end in the names. States is the path of the VMs' states. Idle lists states,
 	// separated by spaces. No command runs in a VM without a state or with one of these.
 	Names, States, Idle string
-	// More is the path of a text that is in the answer only if the answer does not name all
-	// VMs.
+	// More is the path of a text that is in the answer to List only if the answer does not
+	// name all VMs.
 	More string
 }
 
@@ -205,13 +206,13 @@ type Previewer interface {
 // A Sweeper is a Provider whose resources have parts that stay when their slices are gone.
 type Sweeper interface {
 	// Sweep deletes the parts of a run's resource if it has no slices any more. It deletes
-	// nothing if there are slices, or if the resource belongs to another run. If a part is
-	// younger than [MakingTime], a command may be making the slices: then Sweep deletes
-	// something only with over, by which the caller knows that the run is over.
+	// nothing if there are slices, or if the resource belongs to another run. over says that
+	// the caller knows that the run is over. Without over, Sweep deletes nothing if a part
+	// is younger than [MakingTime], because a command may be making the slices.
 	Sweep(ctx context.Context, id, run string, over bool) error
 }
 
-// A Catalog is a Provider whose VMs have a machine type and boot an image, which may be
+// A Catalog is a Provider whose VMs have a machine type and a boot image. Either may be
 // missing.
 type Catalog interface {
 	// Machine returns the machine type of slices of type t. If the place does not offer it,
@@ -228,7 +229,7 @@ type Doorkeeper interface {
 	Door(ctx context.Context, s tpu.Slice, l Login) (Door, error)
 }
 
-// A Door is the access of a key to the workers of a slice now.
+// A Door is the present access of a key to the workers of a slice.
 type Door struct {
 	Login string // user to log in as
 	Open  bool   // the workers accept the key
@@ -239,12 +240,12 @@ type Door struct {
 // report something without SSH and without a bucket.
 type AttributeReader interface {
 	// Attributes returns the guest attributes multihost/KEY that workers of a slice have
-	// set, in no order: an API does not say which worker set them.
+	// set, in no order. An API does not say which worker set which value.
 	Attributes(ctx context.Context, slice, key string) ([]string, error)
 }
 
-// A Numberer is a Provider that does not know which VM is which worker. The VMs must tell
-// it.
+// A Numberer is a Provider that does not know which VM is which worker. Each VM must tell
+// its number.
 type Numberer interface {
 	// Number returns a bash script with which a VM of the slice tells its number as a
 	// worker. It exits with 0 once it has done so. Slice.Untold has the VMs that have not.

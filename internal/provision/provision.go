@@ -61,7 +61,7 @@ const (
 // A Step is what to do next about a resource.
 type Step string
 
-// The steps. Decide takes none of them itself.
+// The steps. Decide only names a step. The caller carries it out.
 const (
 	StepCreate   Step = "create"
 	StepWait     Step = "wait"     // the resource changes by itself
@@ -131,8 +131,8 @@ func Decide(s Sight) Decision {
 	case Active:
 		return s.active()
 	case Recovering:
-		// A deletion would throw away the capacity that the provider holds for it, however
-		// long the recovery takes.
+		// A deletion would give up the capacity that the provider holds for the resource.
+		// This is also true of a long recovery.
 		return Decision{StepWait, Infrastructure, s.is() + ": it is restarted by itself"}
 	case Suspending, Suspended:
 		return s.overdue(StepRecreate, s.suspended())
@@ -165,7 +165,8 @@ func (s Sight) overdue(step Step, d Decision) Decision {
 	return d
 }
 
-// whileMade waits. If a slice is lost before all slices exist, the decision names it.
+// whileMade returns the decision to wait. If a slice is lost before all slices exist, the
+// decision names it.
 func (s Sight) whileMade() Decision {
 	for _, slice := range s.Slices {
 		if slice.Loss == Preempted {
@@ -175,9 +176,9 @@ func (s Sight) whileMade() Decision {
 	return Decision{Step: StepWait}
 }
 
-// suspended returns the decision about slices that were taken away. An end of their time or
-// a user counts first. If the provider gives no reason, reclaimable slices count as
-// preempted, others as taken for maintenance.
+// suspended returns the decision about slices that were taken away. The loss is Expired or
+// Removed if their time has passed or a user removed them. If the provider gives no reason,
+// reclaimable slices count as preempted, others as taken for maintenance.
 func (s Sight) suspended() Decision {
 	d := Decision{Step: StepRecreate, Loss: Maintenance, Why: s.is()}
 	if s.Life == Suspending {

@@ -61,8 +61,8 @@ type Request struct {
 	// means no limit. The wait for the slices applies this limit, not the provider.
 	SlicesDeadline time.Duration
 
-	// Own holds settings that only one provider knows and reads. A field above goes before
-	// the same setting in Own.
+	// Own holds settings that only one provider knows and reads. A field above takes
+	// precedence over the same setting in Own.
 	Own any
 }
 
@@ -103,8 +103,8 @@ func (r Request) Asks() Tier {
 func (r Request) RunLabel() (key, value string) { return LabelRun, r.Labels[LabelRun] }
 
 // MakingTime limits the time from the newest part of a resource to its next part. A younger
-// part is not taken for the rest of a resource that is gone. The API accepts a part within
-// seconds. Google may refuse it for minutes, and multihost then asks again.
+// part does not count as the rest of a resource that is gone. The API usually accepts a part
+// within seconds. If Google refuses it for minutes, multihost asks again.
 const MakingTime = 15 * time.Minute
 
 // A Resource is what a provider has made, or will make, for one request.
@@ -187,7 +187,7 @@ func (r Resource) Spent() bool { return r.Dead() && r.ReadySlices() == 0 }
 const ofNoCost = "costs nothing and holds no quota"
 
 // Remains says what the Free resources in all cost and what removes them, or returns "" if
-// there are none. Those that are not dead may still be on their way to more.
+// there are none. A Free resource that is not dead may still get slices.
 func Remains(all []Resource) (text, hint string) {
 	var names, removes []string
 	unless := ""
