@@ -43,7 +43,7 @@ type queued struct {
 	known sighting
 
 	resets  int // resets since the last answer of the workers
-	remakes int // times that the job made the resource again without charging the budget, since the last answer of the workers
+	remakes int // times the job made the resource again at no cost to the budget, since the workers last answered
 	starved int // refusals in a row for lack of capacity
 	settles time.Time
 	asked   time.Time // time of the request
