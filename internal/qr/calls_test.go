@@ -199,8 +199,7 @@ func TestAListThatLeavesSomethingOutIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestAResourceThatIsNotThereIsNotFound: callers that know only package provision recognize
-// this case by the error.
+// Callers that know only package provision recognize a missing resource by the error.
 func TestAResourceThatIsNotThereIsNotFound(t *testing.T) {
 	c := start(t, sim.Config{})
 	if _, err := c.Provider("").Get(t.Context(), "none"); !errors.Is(err, provision.ErrNotFound) {

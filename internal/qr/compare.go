@@ -13,9 +13,9 @@ import (
 	tpuapi "google.golang.org/api/tpu/v2alpha1"
 )
 
-// differences lists how an existing queued resource differs from the one that r asks for.
-// Without any, the existing one can be used. It ignores fields that r leaves to the API's
-// defaults, and fields that change over time (SSH keys, deadlines).
+// differences lists how an existing queued resource differs from the one that r asks for. If
+// there is no difference, the existing one can be used. differences ignores fields that r
+// leaves to the API's defaults, and fields that change over time (SSH keys, deadlines).
 func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []string {
 	want := *asked
 	want.Name = r.ID

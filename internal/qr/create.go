@@ -128,8 +128,8 @@ type capacityError struct {
 
 func (e *capacityError) Unwrap() error { return e.error }
 
-// Hint says where else, or for what else, the user can ask. It advises no other tier in
-// place of a reservation.
+// Hint tells the user to try later, or in another zone, or with another tier. For a
+// reservation, it names only the reservations of the zone.
 func (e *capacityError) Hint() string {
 	const elsewhere = ": try again later, or in another zone with --zone=ZONE"
 	switch e.tier {
@@ -251,8 +251,9 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
-// takenBy returns the error for a refusal that names a slice, if that slice stays. It does
-// not stay if it is being deleted, or if an earlier try of the same request has left it.
+// takenBy returns the error for a refusal that names the slice of another resource. It
+// returns nil if that slice is being deleted or is unknown, or if an earlier try of the same
+// request made it.
 func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenError {
 	taken := takenSlice(refusal)
 	if taken == nil {

@@ -98,8 +98,8 @@ func TestCreateReplyLostMakesOne(t *testing.T) {
 	}
 }
 
-// A request that was cut off arrives after the first read. If the job did not know that it
-// made the resource, nobody would delete it.
+// A request that was cut off arrives after the first read. If the job did not know that the
+// request made the resource, nobody would delete it.
 func TestARequestThatArrivesAfterTheInterruptIsOurs(t *testing.T) {
 	c := start(t, sim.Config{})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -200,7 +200,8 @@ func TestDeleteWithoutPermission(t *testing.T) {
 	}
 }
 
-// lateAPI does not answer for a time. It needs three looks to delete something.
+// lateAPI does not answer for a time. After a deletion is requested, it returns the resource
+// for three reads.
 type lateAPI struct {
 	away  func() bool
 	looks int // looks since the deletion was requested

@@ -75,8 +75,8 @@ func (p predicament) quota() (text, command string) {
 	return text + fmt.Sprintf("; FAILED or SUSPENDED ones hold some of it: %s", p.deadNames()), p.clear()
 }
 
-// holders names the other resources that use the same quota: those of the same generation,
-// preemptible or not as this one is. held is how much they use. dead reports whether some
+// holders names the other resources that use the same quota. They have the same generation,
+// and are preemptible if this one is. held is how much they use. dead reports whether some
 // of them are FAILED or SUSPENDED.
 func (p predicament) holders() (held int, names string, dead bool) {
 	asked, err := tpu.ParseType(p.res.Type)
@@ -174,11 +174,11 @@ func (p predicament) wait() string {
 	return "another zone or tier may get it sooner; it costs nothing while it waits: multihost qr wait " + p.res.ID
 }
 
-// inquiryLimit limits the time of all calls for a diagnosis together, because nobody needs
-// one.
+// inquiryLimit limits the time of all calls for one diagnosis together. A command can do
+// without a diagnosis.
 const inquiryLimit = 20 * time.Second
 
-// inquire reads what a diagnosis needs. What a failed call would tell stays unknown.
+// inquire reads what a diagnosis needs. If a call fails, its part stays unknown.
 func (c *Client) inquire(ctx context.Context, res Resource, waited time.Duration) predicament {
 	ctx, cancel := context.WithTimeout(gcp.Unattended(ctx), inquiryLimit)
 	defer cancel()

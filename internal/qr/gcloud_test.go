@@ -16,7 +16,7 @@ import (
 )
 
 // The test runs the command of MaxText's documents and the one that --dry-run prints. With
-// both, gcloud sends what we send, but for the differences listed here.
+// both, gcloud sends what we send, except for the differences listed here.
 //
 // The documents write --accelerator_type and --runtime_version. gcloud itself refuses these
 // spellings as unrecognized. multihost accepts both.

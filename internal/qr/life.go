@@ -25,7 +25,7 @@ func LifeOf(state string) provision.Life {
 	case "DELETING":
 		return provision.Deleting
 	}
-	return provision.Requested // CREATING
+	return provision.Requested // CREATING, or unknown
 }
 
 // kind is what messages call a queued resource.

@@ -127,7 +127,7 @@ func TestDecideNeverActsOnTheUnknown(t *testing.T) {
 	}
 }
 
-// TestResetRebootsAndReports: the API resets only what is ACTIVE.
+// The API resets only ACTIVE resources.
 func TestResetRebootsAndReports(t *testing.T) {
 	c := start(t, sim.Config{})
 	c.ready(request(t, nil))

@@ -30,7 +30,7 @@ var checks = []func(Request) []*FlagError{
 	checkNames, checkType, checkWorkload, checkTier, checkTimes, checkNetwork, checkIdentity, checkAnnotations, checkDisks,
 }
 
-// maxSlices is a limit for mistyped counts: more than a hundred times the 32 slices of the
+// maxSlices catches mistyped counts. It is more than a hundred times the 32 slices of the
 // largest published run. The API's own limit is the quota.
 const maxSlices = 4096
 

@@ -386,7 +386,7 @@ func (c *cloud) onRead(id string, f func(n int)) {
 }
 
 // waitStateDirect waits until the cloud shows another state than not. It asks the cloud
-// past the proxy.
+// directly, without the proxy.
 func (c *cloud) waitStateDirect(id, not string) {
 	direct := qr.New(gcp.New(gcp.Config{Project: sim.DefaultProject, Zone: testZone, DisableAuth: true,
 		TPUEndpoint: c.Sim.URL() + "/", ComputeEndpoint: c.Sim.URL() + "/compute/v1/"}))

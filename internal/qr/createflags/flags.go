@@ -284,8 +284,8 @@ func (p *Reader) finishTier() *qr.FlagError {
 }
 
 // bothTiers returns the tier that two flags mean together, or false if they contradict each
-// other. Reserved capacity is also guaranteed. Both use the standard provisioning model,
-// which without them means on-demand.
+// other. Reserved capacity is also guaranteed. The flag for the standard provisioning model
+// agrees with both, and alone means on-demand.
 func bothTiers(a, b qr.Tier) (qr.Tier, bool) {
 	order := []qr.Tier{qr.OnDemand, qr.Guaranteed, qr.Reserved}
 	i, j := slices.Index(order, a), slices.Index(order, b)
