@@ -10,12 +10,12 @@ import (
 	"golang.org/x/term"
 )
 
-// Ask returns Interrupt if the user answers with Ctrl-C.
+// Interrupt is what Ask returns if the user answers with Ctrl-C.
 const Interrupt = '\x03'
 
 // CanAsk reports whether in and out are terminals and this program may read from in now. A
-// program in the background of its shell may not: the read would stop it. On Windows no
-// program may, because a read of a console cannot be cancelled.
+// program in the background of its shell may not read, because the read would stop it. On
+// Windows no program may, because a read of a console cannot be cancelled.
 func CanAsk(in io.Reader, out io.Writer) bool {
 	file, ok := in.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd())) && IsTerminal(out) && mayRead(file)
@@ -42,7 +42,7 @@ type asking struct {
 	drops  bool // ignore what the user has typed before
 }
 
-// With AnyKey as the keys of a question, every key is an answer.
+// AnyKey as the keys of a question accepts every key as the answer.
 const AnyKey = ""
 
 // AskAfter does what Ask does, for a question about the last emitted event, which it shows

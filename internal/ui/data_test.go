@@ -74,8 +74,8 @@ func TestDataErasesStatus(t *testing.T) {
 	})
 }
 
-// TestProgressEnds: a progress may come that no phase has announced. When all is done, it
-// must leave the status line: no other event would remove it.
+// TestProgressEnds emits progress of a phase that no event has announced. When everything is
+// done, the phase must leave the status line, because no other event ends the phase.
 func TestProgressEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder

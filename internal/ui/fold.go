@@ -45,10 +45,10 @@ type foldMember struct {
 }
 
 const (
-	foldText    = 1 << 20 // how many equal lines add looks at before it gives up folding
+	foldText    = 1 << 20 // most bytes of text in the window
 	foldEntries = 8 << 10
 	foldMembers = 64 << 10
-	foldChain   = 64 // add puts a line of s into the window. A hidden line is not shown, and neither are equal lines of other workers that join it.
+	foldChain   = 64 // how many lines of equal hash add looks at before it gives up folding
 )
 
 func (f *foldWindow) init(window time.Duration) {

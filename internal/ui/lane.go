@@ -64,7 +64,7 @@ func (l *lane) kick() {
 	}
 }
 
-// the verdict goes to standard error
+// put puts bytes for one destination into the queue. The caller holds screen.mu.
 func (l *lane) put(to dest, b []byte) {
 	if len(b) == 0 {
 		return
@@ -196,8 +196,8 @@ func (l *lane) drain() {
 	}
 }
 
-// due reports whether there is something to write now. If not, at is the time at which
-// there will be something, or zero if it is unknown. The caller holds screen.mu.
+// due reports whether there is something to write now. If not, at is when to write what
+// waits, or zero if nothing waits. The caller holds screen.mu.
 func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	pending := len(l.queue) > 0 || l.dropped > 0
 	switch {
@@ -217,8 +217,8 @@ func (l *lane) due(now time.Time) (at time.Time, due bool) {
 	return at, !at.After(now)
 }
 
-// notice adds a line about dropped output to the end of the queue, if there is any. The
-// caller holds screen.mu.
+// notice adds a line about dropped output to the end of the queue, if output was dropped.
+// The caller holds screen.mu.
 func (l *lane) notice(now time.Time) {
 	if l.dropped == 0 {
 		return

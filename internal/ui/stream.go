@@ -112,9 +112,9 @@ func (t *streams) release(s *stream) {
 	s.mu.Unlock()
 }
 
-// sift takes the whole lines of data. It splits only lines that keepErrors might keep:
-// almost none in a healthy run, and checking lines in place costs much less than making
-// them visible first. It returns the rest of data for split.
+// sift handles the whole lines of data, and returns the rest of data for split. It splits
+// only lines that keepErrors might keep, which are almost none in a healthy run. Checking
+// lines in place costs much less than making all of them visible first.
 func (s *stream) sift(data []byte) []byte {
 	// One search of the chunk replaces a search of each line.
 	if s.trace > 0 || bytes.IndexByte(data, '\r') >= 0 || suspect.Traceback(data) {
@@ -144,9 +144,8 @@ func (s *stream) sift(data []byte) []byte {
 	}
 }
 
-// isQuiet reports whether a line outside of a traceback does not look like an error,
-// neither itself nor in its visible form. If the visible form differs, the line is quiet
-// only with glog level I.
+// isQuiet reports whether a line outside of a traceback looks like no error, in its raw form
+// and in its visible form. If the two forms differ, only a line of glog level I is quiet.
 func isQuiet(line []byte) bool {
 	return suspect.Info(line) || plainPrefix(line) == len(line) && !suspect.Line(line)
 }

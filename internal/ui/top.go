@@ -92,7 +92,7 @@ func Top(ctx context.Context, o TopOptions) error {
 }
 
 // look sends states until the run has ended. Reading 2048 logs may be expensive, so look
-// spends at most a tenth of its time on it.
+// spends at most a tenth of its time reading.
 func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopState) {
 	pause := topEvery
 	for !ended {
@@ -105,7 +105,7 @@ func (o *TopOptions) look(ctx context.Context, ended bool, states chan<- TopStat
 		s, err := o.Source()
 		pause = max(topEvery, 9*time.Since(begin))
 		if err != nil {
-			continue // show the last state on
+			continue // keep showing the last state
 		}
 		ended = s.Ended
 		select {

@@ -63,7 +63,7 @@ type topWorker struct {
 	text   string // its state
 	behind int64  // steps
 	slow   bool
-	away   string    // why the worker cannot be reached, or "" if it can be or nobody needs it
+	away   string    // why the worker cannot be reached; "" if it can be reached, or nobody needs to reach it
 	end    time.Time // zero if unknown
 }
 
@@ -356,8 +356,8 @@ var columnForms = [columnCount]string{"%-10s", " %12s", " %12s", " %10s", " %12s
 // shown.
 const leastState = 16
 
-// shownColumns returns the columns of a list of that width. The least important ones are
-// dropped first: the lines above the list have medians of MFU and step time, and the state
+// shownColumns returns the columns of a list of that width. It drops the least important
+// columns first. The lines above the list have medians of MFU and step time, and the state
 // says who is behind.
 func shownColumns(width int) (shown [columnCount]bool) {
 	used := 0

@@ -63,8 +63,8 @@ func out(slice, worker int, text string) event.Output {
 }
 
 // script is a run of two slices with two workers each, in which s1w0 fails. It runs on the
-// fake clock of synctest. Its pauses are odd, so that no step coincides with a timer of the
-// view.
+// fake clock of synctest. The lengths of its pauses are uneven, so that no step coincides
+// with a timer of the view.
 func script(r *Renderer) {
 	at := func(d time.Duration, events ...event.Event) {
 		time.Sleep(d)
