@@ -52,8 +52,8 @@ func PushFile(ctx context.Context, o Options, targets []Target, name string, fil
 const fileDirs = "multihost-file-"
 
 // forgetFiles removes the directories that a killed PushFile left in temp. It leaves
-// directories of the last 24 hours, because a PushFile may still use them. "" means the
-// system's temporary directory.
+// directories of the last 24 hours, because a PushFile may still use them. If temp is "", it
+// means the system's temporary directory.
 func forgetFiles(temp string, now time.Time) {
 	if temp == "" {
 		temp = os.TempDir()

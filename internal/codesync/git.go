@@ -163,8 +163,8 @@ func gitRules(top, dir string) ([]ignoreFile, error) {
 	if below == "." {
 		return []ignoreFile{{rules: rules}}, nil
 	}
-	// A rule in a directory above dir matches paths relative to that directory. So ignored
-	// puts the path from that directory to dir in front of each path.
+	// A rule in a directory above dir matches paths relative to that directory. So the
+	// function ignored puts the path from that directory to dir in front of each path.
 	var files []ignoreFile
 	files = append(files, ignoreFile{rules: rules, above: below + "/"})
 	parts := strings.Split(below, "/")

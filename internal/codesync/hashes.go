@@ -78,8 +78,8 @@ func (c *hashCache) get(name string, info fs.FileInfo) (hash string, ok bool) {
 	return known.Hash, ok && known == want && len(known.Hash) == 2*sha256.Size
 }
 
-// keep stores the hash of a file. The parameter info has its state, which was read at the
-// time begun, before its content. keep is not safe for concurrent use.
+// keep stores the hash of a file. info is the file's state, which was read at the time
+// begun, before the content. keep is not safe for concurrent use.
 func (c *hashCache) keep(name, hash string, info fs.FileInfo, begun time.Time) {
 	s, ok := state(info)
 	if !ok {

@@ -63,9 +63,9 @@ func (l link) measure(t *testing.T, f func()) (bytes int64, took time.Duration) 
 // link. With relays the link carries little more than two uploads, so the sync can be five
 // times faster than 16 uploads.
 //
-// With RELAY_FULL=1 the test also judges the time: it sends 64 MB at 100 Mbit/s, and needs
-// a machine that does nothing else. Without it, other tests run at the same time, and the
-// test only counts bytes.
+// With RELAY_FULL=1 the test also judges the time. It sends 64 MB at 100 Mbit/s, and needs a
+// machine that does nothing else. Without RELAY_FULL, other tests run at the same time, and
+// the test only counts bytes.
 func TestRelayOnANarrowLink(t *testing.T) {
 	testkit.OnlyInAll(t, "TestRelayUploadsOnceASlice")
 	if testkit.RaceDetector {

@@ -82,15 +82,15 @@ func (t *Tree) acquire(ctx context.Context, hashes []string) (*pack, func(), err
 			return p, sync.OnceFunc(func() { t.packs.leave(key, p) }), nil
 		}
 		t.packs.leave(key, p)
-		// If packing stopped because its worker was given up, other workers still need the
-		// pack.
+		// If the context of another caller ended while it packed, this caller still needs the
+		// pack and tries again.
 		if mine || !errors.Is(p.err, errGivenUp) {
 			return nil, nil, p.err
 		}
 	}
 }
 
-// errGivenUp marks a pack whose maker's context has ended.
+// errGivenUp is the error of a pack if the context of the caller that packed has ended.
 var errGivenUp = errors.New("packing was given up")
 
 func (ps *packs) enter(key string) (p *pack, mine bool) {

@@ -66,9 +66,9 @@ func (t *Tree) Push(ctx context.Context, r remote.Runner, run string) (Report, e
 	return t.deliver(ctx, r, run, nil, false)
 }
 
-// deliver is Push with a starting point. The parameter asked has the worker's answer about
-// missing contents, or nil. With whole, deliver sends the whole manifest, because the
-// worker's earlier manifest is useless.
+// deliver does what Push does. asked is the worker's answer about missing contents if the
+// worker was already asked, otherwise nil. With whole, deliver sends the whole manifest,
+// because the worker's earlier manifest is useless.
 func (t *Tree) deliver(ctx context.Context, r remote.Runner, run string, asked *answer, whole bool) (Report, error) {
 	var rep Report
 	var err error

@@ -188,8 +188,7 @@ func TestPushFollowsLocalChanges(t *testing.T) {
 	}
 }
 
-// While a run is active or waits for its start, its directory stays unchanged, as do the
-// notes about the directory.
+// While a run is active or waits for its start, its directory and the digest stay unchanged.
 func TestPushLeavesTheCodeOfALivingRun(t *testing.T) {
 	t.Parallel()
 	dir, w := t.TempDir(), newWorker(t)
@@ -533,8 +532,8 @@ func TestPushPacksEachSetOnce(t *testing.T) {
 	testkit.Must(t, tree.Close())
 }
 
-// If gzip saves little, it costs every worker time, and this machine more than reading
-// does. So multihost decides before it packs.
+// If gzip saves little, decompressing costs every worker time for nothing. Compressing costs
+// this machine more time than reading. So multihost decides before it packs.
 func TestOnlyWhatShrinksTravelsCompressed(t *testing.T) {
 	t.Parallel()
 	const mb = 1 << 20

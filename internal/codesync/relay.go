@@ -358,9 +358,9 @@ func (u untilClosed) Read([]byte) (int, error) {
 }
 
 // judge marks the members of a tree that are done, and decides how the others get their
-// files. If only a member's source failed, another tree brings its files. If its own hop
-// failed, or no hop of the tree worked, this machine sends them. If the parameter again is
-// false, there is no further tree.
+// files. If only a member's source failed, another tree sends the member its files. If its
+// own hop failed, or no hop of the tree worked, this machine sends them. If again is false,
+// there is no further tree.
 func (t *Tree) judge(tr *tree, again bool) {
 	hops := 0
 	for _, r := range tr.members[1:] {

@@ -36,7 +36,7 @@ const (
 // Scan lists and hashes the files of o.Dir to send. In a git work tree, these are the
 // tracked files and the untracked files that are not ignored, also of submodules and of
 // repositories inside. Elsewhere, these are all files. Scan never sends .git, paths that an
-// IgnoreFile names, and files that commands wrote there (Remember).
+// IgnoreFile names, or files that commands wrote there (Remember).
 //
 // Scan sends symbolic links as links. It skips links that lead out of the directory,
 // sockets, FIFOs and devices: it lists them in Tree.Skipped and never opens them. A file
@@ -184,8 +184,8 @@ func (s *scanner) note(level event.Level, text, hint string) {
 	s.notes = append(s.notes, event.Note{Level: level, Text: text, Hint: hint})
 }
 
-// walk adds the entries to send below dir. rules[i] are the files named names[i] in the
-// directories above.
+// walk adds the entries to send below dir. rules[i] has the ignore files called names[i] of
+// the directories above.
 func (s *scanner) walk(ctx context.Context, dir string, rules [][]ignoreFile) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -424,8 +424,8 @@ func (s *scanner) readOnce(ctx context.Context, name string) (sum string, size i
 		return "", 0, false, &FileError{name, cause(err)}
 	}
 	h := sha256.New()
-	// One byte more than expected shows that a file grows. So Scan does not read it for
-	// ever.
+	// One byte more than expected shows that a file grows. The limit keeps Scan from reading
+	// such a file for ever.
 	n, err := io.Copy(h, &reader{ctx: ctx, r: io.LimitReader(f, before.Size()+1)})
 	if err != nil {
 		return "", 0, false, &FileError{name, cause(err)}

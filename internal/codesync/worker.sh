@@ -47,7 +47,7 @@ store=$home/.multihost/store/sha256
 incoming=$home/.multihost/store/incoming
 store_lock=$home/.multihost/store/lock
 pruned=$home/.multihost/store/pruned grown=$home/.multihost/store/grown
-manifest=$state/manifest.$digest # of the new content
+manifest=$state/manifest.$digest # the manifest of the files that this step brings
 stage='' spool=''
 
 clean_up() {
@@ -684,8 +684,8 @@ fill() {
   find_work
   tell_missing
   ! in_use || refuse_in_use
-  # From here on the directory has neither the old nor the new files. A run that is armed
-  # later notices that. This script notices a run that was armed before.
+  # From here on the directory has neither all old nor all new files. A run that is
+  # armed later notices that. This script notices a run that was armed before.
   { IFS= read -r was <"$state/digest"; } 2>/dev/null
   [[ ! -e $state/digest ]] || rm -f -- "$state/digest" || fail "cannot write ~/.multihost/sync/$run"
   if in_use; then
@@ -693,7 +693,8 @@ fill() {
     refuse_in_use
   fi
   take_place || fail "cannot write ~/$run"
-  # If we are stopped after this, the next sync removes the old files and the new ones.
+  # List the old files and the new ones, so that the next sync can remove both if this script
+  # is stopped.
   : >>"$state/manifest" || fail "cannot write ~/.multihost/sync/$run"
   cat "$state/manifest" "$manifest" >"$state/manifest.both" || fail "cannot write ~/.multihost/sync/$run"
   [[ -w $dir ]] || fail "cannot write to ~/$run"
