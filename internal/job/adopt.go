@@ -170,8 +170,8 @@ func (a *adoption) release() {
 }
 
 // bootLimit limits how long the workers of existing slices may take to answer. If a command
-// may be running on them, the limit is at least that for a lost worker of a followed run. If
-// one of the two limits is missing, there is no limit.
+// may be running on them, the limit is at least that for a lost worker of a followed run. In
+// that case, there is no limit if either of the two is missing.
 func (q *queued) bootLimit() time.Duration {
 	limit, lost := q.o.BootLimit, q.o.Run.Patience.Lost
 	if !q.held.now().mayLive() {
