@@ -251,9 +251,9 @@ func sameOwner(res Resource, r Request) bool {
 		res.Labels[LabelTool] == r.Labels[LabelTool]
 }
 
-// takenBy returns the error for a refusal that names the slice of another resource. It
-// returns nil if that slice is being deleted or is unknown, or if an earlier try of the same
-// request made it.
+// takenBy returns the error for a refusal that names an existing slice. It returns nil if
+// that slice cannot be read or is being deleted, or if an earlier try of the same request
+// made it.
 func (c *Client) takenBy(ctx context.Context, r Request, refusal error) *TakenError {
 	taken := takenSlice(refusal)
 	if taken == nil {

@@ -76,8 +76,8 @@ func (p predicament) quota() (text, command string) {
 }
 
 // holders names the other resources that use the same quota. They have the same generation,
-// and are preemptible if this one is. held is how much they use. dead reports whether some
-// of them are FAILED or SUSPENDED.
+// and are preemptible exactly if this one is. held is how much they use. dead reports whether
+// some of them are FAILED or SUSPENDED.
 func (p predicament) holders() (held int, names string, dead bool) {
 	asked, err := tpu.ParseType(p.res.Type)
 	if err != nil {
