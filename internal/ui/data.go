@@ -26,8 +26,8 @@ func (r *Renderer) data(to dest) io.WriteCloser {
 	return printable(&dataWriter{l: l, to: to, w: w}, r.o.IsTerminal(w))
 }
 
-// A dataWriter writes to a lane's destination without the lane's queue. A Write waits for
-// the reader, and notices when the reader has gone.
+// A dataWriter writes directly to a lane's destination, after it has written what is in the
+// lane's queue. So a Write waits for the reader, and notices when the reader has gone.
 type dataWriter struct {
 	l  *lane
 	to dest

@@ -144,8 +144,8 @@ func (s *stream) sift(data []byte) []byte {
 	}
 }
 
-// isQuiet reports whether a line outside of a traceback looks like no error, in its raw form
-// and in its visible form. If the two forms differ, only a line of glog level I is quiet.
+// isQuiet reports whether a line outside of a traceback does not look like an error, neither
+// raw nor in its visible form. If the two forms differ, only a line of glog level I is quiet.
 func isQuiet(line []byte) bool {
 	return suspect.Info(line) || plainPrefix(line) == len(line) && !suspect.Line(line)
 }
