@@ -16,8 +16,9 @@
 #                                               as feed, but the bytes come from a worker,
 #                                               by its command SERVE
 #
-# Nothing changes while a run of that name is active: busy OWNER. Without ADOPT=yes, nothing
-# changes either if ~/RUN is something that no sync made: foreign WHAT.
+# While a run of that name is active, the answer is "busy OWNER", and nothing changes. If no
+# sync made ~/RUN, the answer is "foreign WHAT", and nothing changes. With ADOPT=yes, a sync
+# takes over a directory.
 #
 # Before "missing N" and "lacks N GONE", lines "hash HASH..." have N hashes. missing has the
 # word "relays" if fetch works here. GONE is how many files of an earlier sync would be
@@ -137,7 +138,7 @@ unchanged() {
   done
 }
 
-# last_run: reports the run of the last sync, and the digest of its manifest.
+# last_run: reports the run that was synced last, and the digest of its manifest.
 last_run() {
   local newest='' file sum
   for file in "$home"/.multihost/sync/*/digest; do
@@ -344,7 +345,7 @@ read_manifest() {
 old=() all_used=''
 find_work() {
   find_differences && return
-  all_used=yes # tell_missing sets it
+  all_used=yes # tell_missing marks all contents of the run as used
   old=() kinds=() modes=() sizes=() hashes=() paths=() targets=()
   read_manifest "$manifest"
   read_old
@@ -456,8 +457,8 @@ through_link() {
   [[ ${way[$parent]} == link ]]
 }
 
-# find_gone: sets $gone to the files in $old that the manifest lacks, and $gone_dirs to such
-# directories.
+# find_gone: sets $gone to the files in $old that the manifest lacks, and $gone_dirs to the
+# directories in $old that it lacks.
 gone=() gone_dirs=()
 find_gone() {
   gone=() gone_dirs=()
@@ -587,9 +588,9 @@ place_files() {
   stage=''
 }
 
-# rename_names: $names are OLD and NEW in turn. mv would need one process for each file.
-# perl, which every Debian has, needs one for all. mv is only for another file system: a
-# directory that is a mount.
+# rename_names: renames files. $names are OLD and NEW in turn. One perl renames all of them,
+# and mv would need one process for each. mv is for a machine without perl, and for a
+# directory on another file system.
 rename_names() {
   # shellcheck disable=SC2016 # for perl
   local -a command=(perl -e '$/ = "\0"; $arguments = @ARGV;
@@ -757,8 +758,8 @@ keep_used() {
 # must_prune: succeeds if it is time to prune. $pruned has the time of the last prune and
 # the bytes that it left in the store. $grown has the bytes that came later. A prune is due
 # once a day, and when both numbers of bytes together exceed the limit of the store.
-# Contents used within $keep stay. If these alone exceed the limit, the next prune is
-# useless until they are older, or until a tenth of the store is new.
+# Contents used within $keep stay. If these alone exceed the limit, the next prune waits
+# until they are older, or until the bytes that came later exceed a tenth of the limit.
 must_prune() {
   local now_s at had came
   local -a lines=()
@@ -776,8 +777,8 @@ must_prune() {
     ((had + came > max_bytes && (now_s - at > keep || came > max_bytes / 10)))
 }
 
-# prune: removes contents that were not used for long. While the store is still too large,
-# it also removes those with the oldest last use. It looks at everything in the store. While
+# prune: removes contents that were not used within $max_age and $keep. If the store is still
+# too large, prune also removes those with the oldest last use. It looks at everything in the store. While
 # another sync of this login runs, prune does nothing, because that sync will prune.
 prune() {
   local used size path total now_s cut
