@@ -778,8 +778,9 @@ must_prune() {
 }
 
 # prune: removes contents that were not used within $max_age and $keep. If the store is still
-# too large, prune also removes those with the oldest last use. It looks at everything in the store. While
-# another sync of this login runs, prune does nothing, because that sync will prune.
+# too large, prune also removes those with the oldest last use. It looks at everything in the
+# store. While another sync of this login runs, prune does nothing, because that sync will
+# prune.
 prune() {
   local used size path total now_s cut
   local -a lines=()
