@@ -46,7 +46,8 @@ func TestACauseThatTheErrorSays(t *testing.T) {
 	}
 }
 
-// The signs come from the end that is the cause, and from each worker.
+// The reason comes from the worker whose end decides the verdict. Signs of a loss come from
+// every worker.
 func TestSignsOfTheWorkers(t *testing.T) {
 	t.Parallel()
 	ends := func(exits ...launch.Exit) *follow.Following {

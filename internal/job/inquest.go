@@ -208,8 +208,8 @@ const (
 )
 
 // settle asks the cloud what happened to the slices, until the answer is final or
-// settleLimit has passed. One answer is enough if all workers answer and none shows a sign
-// of a loss.
+// settleLimit has passed. One answer is enough if no further attempt may follow, or if all
+// workers answer and none shows a sign of a loss.
 func (r *inquest) settle(ctx context.Context, sign signs) (stage.Cause, string) {
 	reach := r.reach(ctx)
 	for _, s := range r.used {

@@ -297,8 +297,8 @@ func absence(p provision.Provider, id string) provision.Sight {
 
 // overdue reports whether the limit that expired belongs to the resource's present state.
 // The resource may have progressed since then. Only the limits of waiting for capacity
-// count the time in which the API was unreachable. The parameter missing has the number of
-// slices that are missing while others exist.
+// count the time in which the API was unreachable. missing is the number of slices that have
+// not come although others have.
 func overdue(late *provision.DeadlineError, seen provision.Sight, missing int) bool {
 	if late == nil {
 		return false
@@ -355,7 +355,7 @@ func (q *queued) act(ctx context.Context, d provision.Decision, cause error, pay
 	case d.Step == provision.StepRecreate:
 		return q.remake(ctx, d, cause, pay)
 	}
-	return nil // the resource has recovered
+	return nil // the caller waits for the slices again
 }
 
 // remake deletes the resource, so that the next wait requests it again.
