@@ -146,7 +146,7 @@ type Entry struct {
 // A Skip is a path that is not sent, and the reason.
 type Skip struct {
 	Path  string // ends with a slash for a directory
-	Why   string // "ignored by git", "FIFO", "link out of the directory: /etc", …
+	Why   string // "ignored by git", "FIFO", "link out of the directory, to \"/etc\"", …
 	Files int    // number of files in a directory; 0 for everything else
 	// Odd says that no pattern asked to leave the path out.
 	Odd bool
@@ -174,7 +174,7 @@ type Tree struct {
 // Report is the result of one Push.
 type Report struct {
 	SentFiles int    // contents sent to the worker
-	SentBytes int64  // compressed
+	SentBytes int64  // size of these contents as packed, compressed or not
 	Uploaded  int64  // bytes that this machine sent to the worker: the manifest, and the contents unless another worker sent them
 	From      string // worker that passed the contents on; "": this machine
 	Reused    int    // files that the worker already had

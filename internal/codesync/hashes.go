@@ -15,8 +15,8 @@ import (
 // the same directory. Each scanned directory has one file below Options.Cache.
 //
 // A file is unchanged if its size, time of modification, time of change and inode are the
-// same. Nobody can set the time of change back. In one case it is not enough: a file
-// changes twice within one tick of the file system's clock, before and after Scan read it.
+// same. Nobody can set the time of change back. But a file may change twice within one tick
+// of the file system's clock, before and after Scan read it. These values are then the same.
 // So the cache does not keep the hash of a file that changed within settleTime before it
 // was read, or whose times lie in the future. The next Scan reads such a file again.
 type hashCache struct {

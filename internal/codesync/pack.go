@@ -177,7 +177,7 @@ func (c *contents) pack(ctx context.Context, hashes []string) (_ *spool, plain b
 	return s, plain, nil
 }
 
-// Number and size of samples. They lie evenly over the bytes of a set.
+// Number of samples, and bytes of each. The samples lie evenly over the bytes of a set.
 const (
 	samples    = 64
 	sampleSize = 16 << 10

@@ -315,7 +315,7 @@ func oddType(mode fs.FileMode) string {
 	return ""
 }
 
-// skip records that a pattern excluded name. It ignores directories without files.
+// skip records that Scan leaves out name, and why. It ignores directories without files.
 func (s *scanner) skip(name, why string, info fs.FileInfo) {
 	skip := Skip{Path: name, Why: why}
 	if info.IsDir() {
