@@ -88,7 +88,7 @@ func (q *queued) resume(ctx context.Context, r *runner, rec *record.Record) (sta
 	return q.remove(ctx, r, stage.Outcome{Started: true}, nil)
 }
 
-// remove ends the job with out and runErr: it deletes the slices or says why they stay.
+// remove ends the job with out and runErr. It deletes the slices or says why they stay.
 // After that, the same job given again is a new one, unless the deletion failed.
 func (q *queued) remove(ctx context.Context, r *runner, out stage.Outcome, runErr error) (stage.Outcome, error) {
 	out, err := q.ending(r).End(ctx, out, runErr)

@@ -81,8 +81,7 @@ func (r *inquest) judge(ctx context.Context, out stage.Outcome, err error) *stag
 }
 
 // causeIn returns the cause that the error of an attempt itself names, or "" if only the
-// workers and the cloud can tell the cause. The parameter ended says why this process must
-// end, or is nil.
+// workers and the cloud can tell the cause. ended says why this process must end, or is nil.
 func causeIn(err, ended error) (cause stage.Cause, why string) {
 	var interrupted *stage.Interrupted
 	var raised *stage.Failure

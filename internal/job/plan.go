@@ -70,8 +70,7 @@ func PlanJob(ctx context.Context, d Deps, o JobOptions) (plan.Plan, error) {
 	return p, r.Foresee(ctx, &attempt.History{}, &p, tpu.Selection{Slices: ready}, "")
 }
 
-// AddTo adds the limits of a job to its plan. The parameter ours says that the job deletes
-// the slices.
+// AddTo adds the limits of a job to its plan. ours says that the job deletes the slices.
 func (o JobOptions) AddTo(p *plan.Plan, ours bool) {
 	l := &p.Limits
 	l.Queue, l.Provision, l.Boot, l.TTL = max(0, o.QueueLimit), max(0, o.ProvisionLimit), max(0, o.BootLimit), o.TTL
