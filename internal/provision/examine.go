@@ -62,8 +62,8 @@ func (c Console) String() string {
 	return fmt.Sprintf("VM %s: its serial console ends with: %s", c.VM, line)
 }
 
-// Foremost returns the console that explains most: one of a VM that cannot get further,
-// else one with a known text, else the first. all must not be empty.
+// Foremost returns the console that explains most. This is one of a VM that cannot get
+// further, else one with a known text, else the first. all must not be empty.
 func Foremost(all []Console) Console {
 	rank := func(c Console) int {
 		switch {

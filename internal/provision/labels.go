@@ -18,9 +18,9 @@ const ToolName = "multihost"
 
 const maxLabel = 63
 
-// LabelValue returns s as a legal label value: in lower case, with '-' in place of every
-// character but a-z, 0-9, '_' and '-', and at most 63 bytes long. All labels for runs and
-// users come from LabelValue, so that a search finds the labels that were written.
+// LabelValue returns s as a legal label value. The value is in lower case, has '-' in place
+// of every character but a-z, 0-9, '_' and '-', and is at most 63 bytes long. All labels for
+// runs and users come from LabelValue, so that a search finds the labels that were written.
 func LabelValue(s string) string {
 	out := strings.Map(func(r rune) rune {
 		switch {

@@ -183,7 +183,7 @@ func (r Resource) Dead() bool { return r.Life.Dead() }
 // a slice, some providers keep the others. These are billed, and a command may run on them.
 func (r Resource) Spent() bool { return r.Dead() && r.ReadySlices() == 0 }
 
-// ofNoCost says what a Free resource costs: nothing.
+// ofNoCost says in messages that a Free resource costs nothing.
 const ofNoCost = "costs nothing and holds no quota"
 
 // Remains says what the Free resources in all cost and what removes them, or returns "" if
