@@ -40,8 +40,8 @@ func (r Request) differences(existing Resource, asked *tpuapi.QueuedResource) []
 	return d
 }
 
-// sameTier returns on-demand for the guaranteed tier: the service reports requests without
-// a tier as guaranteed.
+// sameTier returns on-demand for the guaranteed tier, because the service reports requests
+// without a tier as guaranteed.
 func sameTier(t Tier) Tier {
 	if t == Guaranteed {
 		return OnDemand

@@ -172,8 +172,8 @@ func (c *Client) createOnce(ctx context.Context, r Request, sent taking) (Resour
 }
 
 // accepted waits, for at most acceptLimit, until the API has accepted or refused the
-// request. It reads both the operation and the resource: the operation may continue long
-// after the API has accepted the resource.
+// request. It reads both the operation and the resource, because the operation may continue
+// long after the API has accepted the resource.
 func (c *Client) accepted(ctx context.Context, r Request, op *tpuapi.Operation, what string) (Resource, bool, error) {
 	svc, err := c.gcp.TPU(ctx)
 	if err != nil {

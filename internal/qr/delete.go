@@ -92,8 +92,8 @@ func mayDelete(res Resource, opts DeleteOptions) error {
 }
 
 // leftovers returns an error that names the slices left without their queued resource,
-// because they are billed. If it cannot read them, it returns an error, too: some may be
-// left.
+// because they are billed. If it cannot read them, it returns an error, too, because some
+// may be left.
 func (c *Client) leftovers(ctx context.Context, res Resource) error {
 	nodes, err := c.Slices(ctx)
 	if err != nil {

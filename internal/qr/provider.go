@@ -176,9 +176,9 @@ func (p Provider) DefaultServiceAccount(ctx context.Context) string {
 // Policy returns the bindings of the project's own policy.
 func (p Provider) Policy(ctx context.Context) ([]gcp.Binding, error) { return p.c.gcp.Policy(ctx) }
 
-// DeletionRoles returns the permission that workers need to delete queued resources, and
-// the predefined roles with it. It is a permission on nodes: queued resources have none of
-// their own.
+// DeletionRoles returns the permission that workers need to delete queued resources, and the
+// predefined roles with it. Queued resources have no permission of their own, so it is one
+// on nodes.
 func (p Provider) DeletionRoles() (permission string, roles []string) {
 	return "tpu.nodes.delete", []string{"roles/tpu.admin", "roles/editor", "roles/owner"}
 }
