@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestColoursAreWhereTheyAreWanted: a pipe gets no colours unless they are forced. NO_COLOR
-// overrides everything else.
+// A pipe gets no colours unless they are forced. NO_COLOR overrides everything else.
 func TestColoursAreWhereTheyAreWanted(t *testing.T) {
 	for line, want := range map[string]bool{
 		"": false, "CLICOLOR_FORCE=1": true, "CLICOLOR_FORCE=0": false, "CLICOLOR=1": false, "CLICOLOR_FORCE=1 NO_COLOR=1": false,

@@ -34,8 +34,8 @@ func screenOf(text string) string {
 
 var elapsed = regexp.MustCompile(`\d+ s`)
 
-// TestDataErasesStatus: the status line is erased before data is written, and there is none
-// while a line of data is unfinished. Messages do not continue such a line.
+// The status line is erased before data is written, and there is none while a line of data
+// is unfinished. Messages do not continue such a line.
 func TestDataErasesStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var w recorder
@@ -93,8 +93,7 @@ func TestProgressEnds(t *testing.T) {
 	})
 }
 
-// TestDataReaderGone: a command learns that nobody reads its data. Pipes get every byte
-// unchanged.
+// A command learns that nobody reads its data. Pipes get every byte unchanged.
 func TestDataReaderGone(t *testing.T) {
 	var w recorder
 	r := New(Options{Stdout: &w, Stderr: &w})

@@ -11,10 +11,10 @@ import (
 
 // A foldWindow holds the lines of the last moment, so that equal lines of several workers
 // are shown once, with the names of all these workers. Every (worker, line) pair is shown
-// exactly once, and the lines of one worker keep their order: a line joins only entries
+// exactly once. The lines of one worker keep their order, because a line joins only entries
 // after the last one that its worker has joined.
 //
-// All memory is reused: at a steady rate, a line costs no allocation.
+// All memory is reused. At a steady rate, a line costs no allocation.
 type foldWindow struct {
 	window  time.Duration
 	seed    maphash.Seed

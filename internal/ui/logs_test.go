@@ -58,8 +58,8 @@ func (w *pieces) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLogsAsJSONAreNotTorn: each write to standard output ends with a line, because a note
-// may come before the next write.
+// Each write to standard output ends with a line, because a note may come before the next
+// write.
 func TestLogsAsJSONAreNotTorn(t *testing.T) {
 	var w pieces
 	r := New(Options{Mode: JSON, Stdout: &w, Stderr: io.Discard, Now: time.Now})

@@ -37,8 +37,8 @@ type stream struct {
 	lastEntry  uint64 // for the fold window: 1 + sequence number of the last joined entry
 }
 
-// A scratch is the memory for processing one chunk. A stream borrows it only while it
-// works: otherwise 2048 streams would hold 2048 chunks.
+// A scratch is the memory for processing one chunk. A stream borrows it only while it works.
+// Otherwise 2048 streams would hold 2048 chunks.
 type scratch struct {
 	stamped  []byte // lines, each with the time of its arrival
 	lines    []byte // visible lines, each with its \n

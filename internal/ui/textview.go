@@ -111,8 +111,8 @@ func (v *textView) stall(s event.Stall) {
 }
 
 func (v *textView) workerDone(e event.WorkerDone) {
-	// Report only the first failure at once. The summary folds the others: there may be
-	// 2048 workers.
+	// Report only the first failure at once. There may be 2048 workers, and the summary
+	// folds the other failures.
 	if v.endings.add(e) && v.mode != Quiet {
 		id := tpu.WorkerID{Slice: e.Slice, Worker: e.Worker}
 		v.flushFold(time.Time{}) // so that the last lines of the worker come before the warning

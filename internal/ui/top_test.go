@@ -149,8 +149,8 @@ func TestTopFitsEveryTerminal(t *testing.T) {
 	}
 }
 
-// TestTopKeepsWhatMatters: on a narrow terminal, the list drops its least important
-// columns, so that the state has enough space.
+// On a narrow terminal, the list drops its least important columns, so that the state has
+// enough space.
 func TestTopKeepsWhatMatters(t *testing.T) {
 	t.Parallel()
 	s := topRun(t, 2, 4, hundred, event.WorkerDone{Slice: 0, Worker: 1, Code: 137, Signal: "KILL"})

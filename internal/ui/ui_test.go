@@ -397,8 +397,7 @@ func TestPlainStatusPace(t *testing.T) {
 	})
 }
 
-// TestBytesHaveABar: the bar shows how much of a copy is done, and never more than all of
-// it.
+// The bar shows how much of a copy is done, and never more than all of it.
 func TestBytesHaveABar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
@@ -423,8 +422,8 @@ func TestBytesHaveABar(t *testing.T) {
 	})
 }
 
-// TestTrainingIsInTheStatusLine: the newest step comes first, because a narrow terminal
-// cuts the end. Only the phase of the step shows it.
+// The newest step comes first, because a narrow terminal cuts the end. Only the phase of the
+// step shows it.
 func TestTrainingIsInTheStatusLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stdout, stderr := new(recorder), new(recorder)
