@@ -61,7 +61,7 @@ const IgnoreFile = ".multihostignore"
 // Options say which files to send. Dir is required.
 type Options struct {
 	Dir string
-	// NoIgnore sends everything except .git: it ignores the rules of git and IgnoreFile.
+	// NoIgnore sends everything except .git. It ignores the rules of git and IgnoreFile.
 	NoIgnore bool
 	// Home is the user's home directory. Scan refuses to send it unless it is a git work
 	// tree or has an IgnoreFile. "" means no check.
@@ -146,7 +146,7 @@ type Entry struct {
 // A Skip is a path that is not sent, and the reason.
 type Skip struct {
 	Path  string // ends with a slash for a directory
-	Why   string // "ignored by git", "FIFO", "link out of the directory, to \"/etc\"", …
+	Why   string // `ignored by git`, `FIFO`, `link out of the directory, to "/etc"`, …
 	Files int    // number of files in a directory; 0 for everything else
 	// Odd says that no pattern asked to leave the path out.
 	Odd bool

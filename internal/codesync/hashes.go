@@ -106,8 +106,8 @@ func (c *hashCache) save() error {
 	return dropOldest(filepath.Dir(c.path), "*.hashes", mostCaches)
 }
 
-// replaceFile writes a file atomically: at every moment the file is the old one or the new
-// one. It creates a missing directory.
+// replaceFile writes a file atomically. At every moment the file is the old one or the new
+// one. replaceFile creates a missing directory.
 func replaceFile(path string, write func(*os.File) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err

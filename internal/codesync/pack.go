@@ -185,8 +185,8 @@ const (
 
 // shrinks reports whether it is worth compressing the contents. It compresses samples,
 // because compressing everything takes longer than sending it over a fast link. It returns
-// true for a set no larger than the samples. It also returns true if a file cannot be read:
-// the caller reads everything and reports the error.
+// true for a set no larger than the samples. It also returns true if a file cannot be read,
+// because the caller reads everything and reports the error.
 func (c *contents) shrinks(hashes []string) bool {
 	var size int64
 	for _, h := range hashes {

@@ -123,8 +123,8 @@ func (t *Tree) check(ctx context.Context, r remote.Runner, run string, rep *Repo
 	return t.exec(ctx, r, step{args: []string{"check", run, t.Digest, yes(t.opts.Adopt)}, rep: rep})
 }
 
-// plan sends the manifest to a worker. The parameter ans is what the method check returned.
-// The worker then fills its directory, or answers which contents it lacks.
+// plan sends the manifest to a worker. ans is what the method check returned. The worker
+// then fills its directory, or answers which contents it lacks.
 func (t *Tree) plan(ctx context.Context, r remote.Runner, run string, ans answer, rep *Report) (answer, error) {
 	way := t.manifest.recipeFrom(ans.baseDigest)
 	base := ""

@@ -133,8 +133,8 @@ func notes(sink *testkit.Recorder) (text string) {
 	return text
 }
 
-// Workers pass on a single file too: the runner sends it once for each slice. Other files
-// in the folder stay.
+// Workers pass on a single file too. The runner sends the file once for each slice. Other
+// files in the folder stay.
 func TestAFileIsPassedOn(t *testing.T) {
 	testkit.NoLeaks(t)
 	r := relay(t, 6, codesync.Options{})
